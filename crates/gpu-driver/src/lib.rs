@@ -1,0 +1,13 @@
+//! The driver verbs that weight streaming needs, on CUDA or emulated on the host.
+#![expect(unsafe_code, reason = "this crate owns raw device and host memory")]
+
+mod driver;
+mod error;
+mod types;
+
+pub use driver::Driver;
+pub use error::{DriverError, Result};
+pub use types::{
+    Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, EventHandle, HostToDevice, MemoryInfo,
+    PageHandle, Registration, StreamHandle,
+};

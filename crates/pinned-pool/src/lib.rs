@@ -1,0 +1,1 @@
+//! Page-locked host memory and the transfers that read it.

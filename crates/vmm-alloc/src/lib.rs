@@ -1,0 +1,1 @@
+//! Stable device addresses: ranges, physical pages under a byte limit, and aliasing.

@@ -1,0 +1,1 @@
+//! Run models larger than their VRAM budget at the speed of the link, with the same bits out.
