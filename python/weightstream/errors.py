@@ -1,0 +1,55 @@
+"""The exceptions of weightstream: one class for each kind of refusal, all under `WeightstreamError`.
+
+Every one of them means that nothing was changed: a refused attach leaves the model as it was, a refused call leaves
+the engine ready for the next one. The native module raises these classes too; it looks them up here by name.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetError",
+    "DeviceError",
+    "ForwardError",
+    "InternalError",
+    "ModelError",
+    "StateError",
+    "WeightstreamError",
+]
+
+
+class WeightstreamError(Exception):
+    """The base of every error that weightstream raises on purpose."""
+
+
+class BudgetError(WeightstreamError):
+    """The budget cannot be read, or no plan fits in it.
+
+    When the budget is too small, the text names the smallest one that works and the largest unit.
+    """
+
+
+class ModelError(WeightstreamError):
+    """The model cannot be managed: the text names the module or tensor and what to change about it."""
+
+
+class DeviceError(WeightstreamError):
+    """There is no such device, it cannot do what streaming needs, or its driver refused a call."""
+
+
+class StateError(WeightstreamError):
+    """The call does not fit the state of the model or the engine.
+
+    Attaching twice, moving or copying an attached model, entering it from a second thread, from a forked child or
+    while a stream is being captured, using a detached attachment, a managed tensor that was replaced.
+    """
+
+
+class ForwardError(WeightstreamError):
+    """What the model does in its forward cannot be streamed rightly.
+
+    An input or output that requires grad, or a write to a managed parameter.
+    """
+
+
+class InternalError(WeightstreamError):
+    """A broken promise inside weightstream. Please report it with its text."""
