@@ -1,1 +1,12 @@
-//! Stable device addresses: ranges, physical pages under a byte limit, and aliasing.
+#![doc = include_str!("../README.md")]
+#![expect(unsafe_code, reason = "this crate owns device addresses and pages")]
+
+mod error;
+mod page;
+mod space;
+mod table;
+mod window;
+
+pub use error::{Result, VmmError};
+pub use page::{Page, PagePool, PoolReport};
+pub use space::{AddressSpace, SpaceReport};
