@@ -17,8 +17,8 @@ use std::fmt::Debug;
 
 use crate::error::Result;
 use crate::types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle, Registration,
-    StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle,
+    Registration, StreamHandle,
 };
 
 /// A device's driver: CUDA's, or the host emulator.
@@ -147,5 +147,6 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Safety
     /// The range is mapped with write access until the fill has run, and nothing else uses it meanwhile.
-    unsafe fn fill(&self, address: DeviceAddress, size: Bytes, value: u8, stream: StreamHandle) -> Result<()>;
+    unsafe fn fill(&self, address: DeviceAddress, size: Bytes, value: u8, stream: StreamHandle)
+    -> Result<()>;
 }

@@ -3,11 +3,15 @@
 
 mod driver;
 mod error;
+mod host;
 mod types;
+mod verb;
 
 pub use driver::Driver;
 pub use error::{DriverError, Result};
+pub use host::{CopyOrder, HostCounters, HostDriver, HostOptions};
 pub use types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, EventHandle, HostToDevice, MemoryInfo,
-    PageHandle, Registration, StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, EventHandle, HostToDevice,
+    MemoryInfo, PageHandle, Registration, StreamHandle,
 };
+pub use verb::Verb;

@@ -1,0 +1,1 @@
+//! Model-checked tests of the queues and threads.

@@ -1,0 +1,124 @@
+//! What the emulator asks of the operating system: one file of anonymous memory whose parts can be mapped at many
+//! addresses, and inaccessible address ranges to map them into. Linux; another system replaces this module alone.
+
+use std::os::fd::OwnedFd;
+use std::ptr;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+
+use crate::error::{DriverError, Result};
+use crate::types::{Access, Bytes};
+
+/// The operating system's page.
+pub(super) fn page_size() -> Bytes {
+    Bytes(rustix::param::page_size() as u64)
+}
+
+fn failed(call: &'static str) -> impl Fn(Errno) -> DriverError {
+    move |errno| DriverError::System { call, message: errno.to_string() }
+}
+
+/// The emulated device's physical memory: sparse, so that an unwritten byte costs nothing.
+#[derive(Debug)]
+pub(super) struct Backing {
+    file: OwnedFd,
+}
+
+impl Backing {
+    /// An empty memory.
+    pub(super) fn new() -> Result<Self> {
+        let file = memfd_create("gpu-driver-host", MemfdFlags::CLOEXEC).map_err(failed("memfd_create"))?;
+        Ok(Self { file })
+    }
+
+    /// Makes the first `size` bytes usable.
+    pub(super) fn grow(&self, size: u64) -> Result<()> {
+        ftruncate(&self.file, size).map_err(failed("ftruncate"))
+    }
+
+    /// Gives the memory behind an interval back to the system.
+    pub(super) fn discard(&self, offset: u64, size: Bytes) -> Result<()> {
+        fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, size.0)
+            .map_err(failed("fallocate"))
+    }
+
+    /// Maps an interval at `address`, inaccessible, in place of what is mapped there.
+    ///
+    /// # Safety
+    /// `address..address + size` lies in a range of [`reserve`] that nothing else uses.
+    pub(super) unsafe fn map(&self, address: u64, offset: u64, size: Bytes) -> Result<()> {
+        let at = ptr::without_provenance_mut(address as usize);
+        // SAFETY: the caller vouches that the replaced range is a part of a reservation and unused.
+        unsafe {
+            mmap(
+                at,
+                size.as_usize(),
+                ProtFlags::empty(),
+                MapFlags::SHARED | MapFlags::FIXED,
+                &self.file,
+                offset,
+            )
+        }
+        .map_err(failed("mmap"))?;
+        Ok(())
+    }
+}
+
+/// Finds `size` bytes of inaccessible addresses aligned to `alignment`, a power of two no less than a page.
+pub(super) fn reserve(size: Bytes, alignment: Bytes) -> Result<u64> {
+    let Some(padded) = size.0.checked_add(alignment.0) else {
+        return Err(failed("mmap")(Errno::NOMEM));
+    };
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the system's choice disturbs nothing.
+    let start = unsafe { mmap_anonymous(ptr::null_mut(), padded as usize, ProtFlags::empty(), flags) }
+        .map_err(failed("mmap"))?
+        .addr() as u64;
+    let aligned = start.next_multiple_of(alignment.0);
+    let end = start + padded;
+    for (from, to) in [(start, aligned), (aligned + size.0, end)] {
+        if from < to {
+            // SAFETY: the part lies in the mapping made just above, outside the aligned range that is handed out.
+            unsafe { free(from, Bytes(to - from)) }?;
+        }
+    }
+    Ok(aligned)
+}
+
+/// Makes a part of a reservation inaccessible and empty again.
+///
+/// # Safety
+/// The range lies in a range of [`reserve`], and what is mapped there is not used any more.
+pub(super) unsafe fn clear(address: u64, size: Bytes) -> Result<()> {
+    let at = ptr::without_provenance_mut(address as usize);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the caller vouches that the replaced range is a part of a reservation and unused.
+    unsafe { mmap_anonymous(at, size.as_usize(), ProtFlags::empty(), flags) }.map_err(failed("mmap"))?;
+    Ok(())
+}
+
+/// Sets what may be done at a mapped range.
+///
+/// # Safety
+/// The range lies in a range of [`reserve`]; taking access away needs that nothing uses it.
+pub(super) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Result<()> {
+    let at = ptr::without_provenance_mut(address as usize);
+    let flags = match access {
+        Access::None => MprotectFlags::empty(),
+        Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
+    };
+    // SAFETY: the caller vouches that the range is a part of a reservation.
+    unsafe { mprotect(at, size.as_usize(), flags) }.map_err(failed("mprotect"))
+}
+
+/// Gives addresses back to the system.
+///
+/// # Safety
+/// The range is one of [`reserve`], or a part of it, and nothing uses it.
+pub(super) unsafe fn free(address: u64, size: Bytes) -> Result<()> {
+    let at = ptr::without_provenance_mut(address as usize);
+    // SAFETY: the caller vouches that the range is a reservation's and unused.
+    unsafe { munmap(at, size.as_usize()) }.map_err(failed("munmap"))
+}

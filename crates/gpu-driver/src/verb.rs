@@ -1,0 +1,80 @@
+//! The verbs of the seam as values, so that tests can count them and make one of them fail.
+
+use std::fmt;
+
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $variant:ident => $name:literal,)*) => {
+        /// One method of [`Driver`](crate::Driver).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Verb {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Verb {
+            /// Every verb, in the order of the trait.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The method's name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+verbs! {
+    /// How much memory is free.
+    MemoryInfo => "memory_info",
+    /// Reserve addresses.
+    ReserveAddress => "reserve_address",
+    /// Give addresses back.
+    FreeAddress => "free_address",
+    /// Make physical memory.
+    CreatePages => "create_pages",
+    /// Give physical memory back.
+    ReleasePages => "release_pages",
+    /// Map physical memory.
+    MapPages => "map_pages",
+    /// Take mappings away.
+    UnmapPages => "unmap_pages",
+    /// Set what may be done at mapped addresses.
+    SetAccess => "set_access",
+    /// Make a copy stream.
+    CreateStream => "create_stream",
+    /// End a copy stream.
+    DestroyStream => "destroy_stream",
+    /// Block until a stream has run.
+    SynchronizeStream => "synchronize_stream",
+    /// Ask whether a stream is being captured.
+    IsCapturing => "is_capturing",
+    /// Make an event.
+    CreateEvent => "create_event",
+    /// End an event.
+    DestroyEvent => "destroy_event",
+    /// Mark a point in a stream.
+    RecordEvent => "record_event",
+    /// Make a stream wait for a mark.
+    WaitEvent => "wait_event",
+    /// Ask whether a mark has been reached.
+    QueryEvent => "query_event",
+    /// Block until a mark has been reached.
+    SynchronizeEvent => "synchronize_event",
+    /// Page-lock host memory.
+    RegisterHost => "register_host",
+    /// Unlock host memory.
+    UnregisterHost => "unregister_host",
+    /// Copy to the device.
+    CopyToDevice => "copy_to_device",
+    /// Copy to the host.
+    CopyToHost => "copy_to_host",
+    /// Set device memory to one value.
+    Fill => "fill",
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
