@@ -1,5 +1,11 @@
 //! What streams when: plan, schedule, simulate, and the engine that executes it.
 
+mod layout;
 mod model;
+mod plan;
+mod units;
 
+pub use layout::{ALIGNMENT, BlockSpan, Layout, LayoutOptions};
 pub use model::{BlockDesc, BlockId, ModelDesc, TensorId, TowerDesc, UnitId};
+pub use plan::{Backing, Plan, PlanError, PlanNote, PlanRequest, UnitPlan};
+pub use units::{UnitDesc, Units};
