@@ -86,7 +86,7 @@ def _accept(
 ) -> bool:
     """Takes the list as a tower if its blocks can be entered and hold enough."""
     blocks = [(path, sub) for path, sub in _unique(members) if id(sub) not in taken]
-    if not all(_callable(sub) for _, sub in blocks):
+    if not all(has_forward(sub) for _, sub in blocks):
         return False
     sizes = [tensor_bytes(sub) for _, sub in blocks]
     holding = [block for block, size in zip(blocks, sizes) if size > 0]
@@ -155,7 +155,7 @@ def _checked(
     if not blocks:
         raise ModelError(f"towers= names {name!r}, which holds no parameters")
     for path, sub in blocks:
-        if not _callable(sub):
+        if not has_forward(sub):
             raise ModelError(f"towers= names block {path!r}, a {type(sub).__name__}, which has no forward")
         if id(sub) in taken:
             raise ModelError(f"towers= names block {path!r} in two towers")
@@ -171,8 +171,8 @@ def _unique(members: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Modu
     return list(first.values())
 
 
-def _callable(module: nn.Module) -> bool:
-    """Whether the module has a forward: lists and bare nn.Module namespaces have none."""
+def has_forward(module: nn.Module) -> bool:
+    """Whether the module can be called: lists and bare nn.Module namespaces cannot."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
         return False
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__

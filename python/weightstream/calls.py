@@ -1,0 +1,86 @@
+"""Wraps the forwards of all modules inside blocks for one recorded step, and takes the wrappers off again.
+
+The instance's `forward` is wrapped in try/finally; nn hooks would miss direct calls and turn fused paths off. Modules
+that read their children's weights themselves are leaves: what lies under them is not wrapped.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from .ownership import Ownership
+from .towers import has_forward
+
+LEAVES = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+"""Modules that are one anchor with all they contain: they hand their children's weights to one fused operator."""
+
+_MISSING = object()
+
+
+def anchors_of(ownership: Ownership) -> list[nn.Module]:
+    """Every module whose calls can tell segments of a block apart: blocks and what they call, each in one block only."""
+    owners: dict[int, set[int]] = {}
+    modules: dict[int, nn.Module] = {}
+    roots = {id(block.module) for block in ownership.blocks}
+    for block in ownership.blocks:
+        todo = [block.module]
+        while todo:
+            module = todo.pop()
+            labels = owners.setdefault(id(module), set())
+            if block.index in labels:
+                continue
+            labels.add(block.index)
+            modules[id(module)] = module
+            if not isinstance(module, LEAVES):
+                todo.extend(child for child in module.children() if id(child) not in roots)
+    # A module that several blocks call says nothing of which of them runs.
+    return [modules[key] for key, labels in owners.items() if len(labels) == 1 and has_forward(modules[key])]
+
+
+@contextmanager
+def wrapped_forwards(
+    ownership: Ownership, push: Callable[[nn.Module], Any], pop: Callable[[Any, bool], None]
+) -> Iterator[None]:
+    """Calls `push(module)` before and `pop(what push gave, failed)` after each forward of a module inside a block."""
+    restored: list[tuple[nn.Module, Any]] = []
+    try:
+        for module in anchors_of(ownership):
+            restored.append((module, module.__dict__.get("forward", _MISSING)))
+            module.__dict__["forward"] = _wrap(module, module.forward, push, pop)
+        yield
+    finally:
+        for module, forward in reversed(restored):
+            if forward is _MISSING:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward
+
+
+def _wrap(
+    module: nn.Module, forward: Callable, push: Callable[[nn.Module], Any], pop: Callable[[Any, bool], None]
+) -> Callable:
+    """The forward between push and pop."""
+
+    @functools.wraps(forward)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        call = push(module)
+        failed = True
+        try:
+            result = forward(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            pop(call, failed)
+
+    return recorded
