@@ -1,0 +1,113 @@
+//! `test`: every check of the project, in one order, each stage counted. The README's and CI's command.
+
+mod counts;
+mod stages;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use self::counts::Counts;
+use self::stages::{Report, Stage};
+use crate::python::{Requirements, Venv};
+use crate::{process, tidy, wheel, workspace};
+
+/// How to run the checks.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Go on after a stage has failed, with those that do not need it.
+    #[arg(long)]
+    keep_going: bool,
+    /// Print one JSON object as the last line: passed, failed, seconds, and the stages.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The stages, in order. A run in which one of them did not run has failed.
+const STAGES: &[Stage] = &[
+    Stage { name: "format", run: |_, _| format() },
+    Stage { name: "clippy", run: |_, _| clippy() },
+    Stage { name: "tidy", run: |_, _| tidy::check() },
+    Stage { name: "rust tests", run: |_, counts| rust_tests(counts) },
+    Stage { name: "doc tests", run: |_, counts| doc_tests(counts) },
+    Stage { name: "environment", run: |shared, _| environment(shared) },
+    Stage { name: "wheel", run: |shared, _| build_wheel(shared) },
+    Stage { name: "pytest", run: pytest },
+];
+
+/// Runs every stage and prints what each took.
+pub fn run(args: &Args) -> ExitCode {
+    let report = Report::of(STAGES, args.keep_going);
+    eprintln!("\n{}", report.table());
+    if args.json {
+        println!("{}", report.json());
+    } else {
+        println!("{} passed, {} failed", report.passed(), report.failed());
+    }
+    if report.complete(STAGES) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What the stages hand on to each other.
+#[derive(Debug, Default)]
+pub struct Shared {
+    venv: Option<Venv>,
+    wheel_installed: bool,
+}
+
+fn format() -> Result<()> {
+    process::run(workspace::cargo().args(["fmt", "--all", "--check"]))
+        .context("run `cargo fmt --all`; a missing rustfmt is installed by `rustup component add rustfmt`")
+}
+
+fn clippy() -> Result<()> {
+    let mut cargo = workspace::cargo();
+    cargo
+        .args(["clippy", "--workspace", "--all-targets"])
+        .args(workspace::locked())
+        .args(["--", "-D", "warnings"]);
+    process::run(&mut cargo).context("a missing clippy is installed by `rustup component add clippy`")
+}
+
+/// Unit and integration tests. The Python module is left out: its tests run in Python, on the wheel, and linking it
+/// into a test program would need Python's development files.
+fn rust_tests(counts: &mut Counts) -> Result<()> {
+    cargo_test(&["--lib", "--bins", "--tests", "--examples"], counts)
+}
+
+fn doc_tests(counts: &mut Counts) -> Result<()> {
+    cargo_test(&["--doc"], counts)
+}
+
+fn cargo_test(targets: &[&str], counts: &mut Counts) -> Result<()> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["test", "--workspace", "--exclude", "py-bindings", "--no-fail-fast"]);
+    cargo.args(workspace::locked()).args(targets);
+    process::tee(&mut cargo, |line| counts.see_cargo(line))?;
+    counts.some_ran()
+}
+
+fn environment(shared: &mut Shared) -> Result<()> {
+    shared.venv = Some(Venv::ensure(&[Requirements::Base])?);
+    Ok(())
+}
+
+fn build_wheel(shared: &mut Shared) -> Result<()> {
+    let venv = shared.venv.as_ref().context("there is no environment")?;
+    wheel::install(venv, &wheel::build_native(venv)?)?;
+    shared.wheel_installed = true;
+    Ok(())
+}
+
+/// Python's tests, in one process with one thread: see [`Venv::command`].
+fn pytest(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
+    let venv = shared.venv.as_ref().context("there is no environment")?;
+    if !shared.wheel_installed {
+        bail!("the wheel was not built, and an older one would be tested in its place");
+    }
+    let mut python = venv.command();
+    python.args(["-m", "pytest", "--color=no", "-q", "-m", "not gpu", "--durations=10", "python/tests"]);
+    // The tests must find the installed wheel, never the source folder.
+    python.env("PYTHONSAFEPATH", "1");
+    process::tee(&mut python, |line| counts.see_pytest(line))?;
+    counts.some_ran()
+}

@@ -1,0 +1,171 @@
+//! Runs stages one after the other and reports what became of each: nothing named may go missing unseen.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::Shared;
+use super::counts::Counts;
+
+/// One stage: a name and what it does.
+#[derive(Debug, Clone, Copy)]
+pub struct Stage {
+    /// What the table calls it.
+    pub name: &'static str,
+    /// Does it, counting the tests that run.
+    pub run: fn(&mut Shared, &mut Counts) -> Result<()>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: &'static str,
+    outcome: Outcome,
+    took: Duration,
+    counts: Counts,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed(String),
+    NotRun,
+}
+
+/// What became of every stage.
+#[derive(Debug)]
+pub struct Report {
+    entries: Vec<Entry>,
+}
+
+impl Report {
+    /// Runs the stages in order; after a failure the others are marked as not run, unless `keep_going`.
+    pub fn of(stages: &[Stage], keep_going: bool) -> Self {
+        let mut shared = Shared::default();
+        let mut report = Self { entries: Vec::new() };
+        for (index, stage) in stages.iter().enumerate() {
+            let entry = if report.failed_stages() == 0 || keep_going {
+                eprintln!("\n== {} ({} of {})", stage.name, index + 1, stages.len());
+                run_one(stage, &mut shared)
+            } else {
+                Entry {
+                    name: stage.name,
+                    outcome: Outcome::NotRun,
+                    took: Duration::ZERO,
+                    counts: Counts::default(),
+                }
+            };
+            report.entries.push(entry);
+        }
+        report
+    }
+
+    /// Whether every one of `stages` ran and passed.
+    pub fn complete(&self, stages: &[Stage]) -> bool {
+        let passed =
+            |s: &Stage| self.entries.iter().any(|e| e.name == s.name && e.outcome == Outcome::Passed);
+        stages.iter().all(passed)
+    }
+
+    /// Tests that passed, and stages that run no tests and passed.
+    pub fn passed(&self) -> u64 {
+        let stage = |e: &Entry| u64::from(e.outcome == Outcome::Passed && e.counts == Counts::default());
+        self.entries.iter().map(|e| e.counts.passed + stage(e)).sum()
+    }
+
+    /// Tests that failed, and stages that failed without a failed test or did not run.
+    pub fn failed(&self) -> u64 {
+        let stage = |e: &Entry| u64::from(e.outcome != Outcome::Passed && e.counts.failed == 0);
+        self.entries.iter().map(|e| e.counts.failed + stage(e)).sum()
+    }
+
+    /// A table for people.
+    pub fn table(&self) -> String {
+        let mut text = String::from("stage         result      time    tests\n");
+        for entry in &self.entries {
+            let (result, note) = match &entry.outcome {
+                Outcome::Passed => ("passed", ""),
+                Outcome::Failed(why) => ("FAILED", why.as_str()),
+                Outcome::NotRun => ("not run", ""),
+            };
+            let seconds = entry.took.as_secs_f64();
+            let tests = if entry.counts == Counts::default() {
+                String::new()
+            } else {
+                entry.counts.passed.to_string()
+            };
+            let _ = writeln!(text, "{:<13} {result:<8} {seconds:>6.1} s {tests:>8}  {note}", entry.name);
+        }
+        text
+    }
+
+    /// The same for programs.
+    pub fn json(&self) -> serde_json::Value {
+        let stage = |entry: &Entry| {
+            let result = match entry.outcome {
+                Outcome::Passed => "passed",
+                Outcome::Failed(_) => "failed",
+                Outcome::NotRun => "not run",
+            };
+            serde_json::json!({
+                "name": entry.name, "result": result, "seconds": entry.took.as_secs_f64(),
+                "passed": entry.counts.passed, "failed": entry.counts.failed,
+            })
+        };
+        serde_json::json!({
+            "passed": self.passed(), "failed": self.failed(),
+            "seconds": self.entries.iter().map(|e| e.took.as_secs_f64()).sum::<f64>(),
+            "stages": self.entries.iter().map(stage).collect::<Vec<_>>(),
+        })
+    }
+
+    fn failed_stages(&self) -> usize {
+        self.entries.iter().filter(|e| e.outcome != Outcome::Passed).count()
+    }
+}
+
+fn run_one(stage: &Stage, shared: &mut Shared) -> Entry {
+    let start = Instant::now();
+    let mut counts = Counts::default();
+    let outcome = match (stage.run)(shared, &mut counts) {
+        Ok(()) => Outcome::Passed,
+        Err(error) => {
+            eprintln!("{} failed: {error:#}", stage.name);
+            Outcome::Failed(format!("{error}"))
+        }
+    };
+    Entry { name: stage.name, outcome, took: start.elapsed(), counts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Stage = Stage {
+        name: "good",
+        run: |_, counts| {
+            counts.passed = 3;
+            Ok(())
+        },
+    };
+    const QUIET: Stage = Stage { name: "quiet", run: |_, _| Ok(()) };
+    const BAD: Stage = Stage { name: "bad", run: |_, _| anyhow::bail!("broken") };
+
+    #[test]
+    fn a_failure_stops_the_run_and_nothing_goes_missing() {
+        let stages = [GOOD, BAD, QUIET];
+        let report = Report::of(&stages, false);
+        assert!(!report.complete(&stages));
+        assert_eq!((report.passed(), report.failed()), (3, 2));
+        assert!(report.table().contains("not run"), "{}", report.table());
+        let report = Report::of(&stages, true);
+        assert_eq!((report.passed(), report.failed()), (4, 1));
+    }
+
+    #[test]
+    fn a_stage_that_is_named_and_did_not_run_fails_the_whole() {
+        let report = Report::of(&[GOOD], false);
+        assert!(report.complete(&[GOOD]));
+        assert!(!report.complete(&[GOOD, QUIET]));
+    }
+}
