@@ -3,12 +3,14 @@
 
 mod driver;
 mod error;
+mod faulty;
 mod host;
 mod types;
 mod verb;
 
 pub use driver::Driver;
 pub use error::{DriverError, Result};
+pub use faulty::Faulty;
 pub use host::{CopyOrder, HostCounters, HostDriver, HostOptions};
 pub use types::{
     Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, EventHandle, HostToDevice,

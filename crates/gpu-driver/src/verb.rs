@@ -1,6 +1,8 @@
 //! The verbs of the seam as values, so that tests can count them and make one of them fail.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! verbs {
     ($($(#[$doc:meta])* $variant:ident => $name:literal,)*) => {
@@ -76,5 +78,36 @@ verbs! {
 impl fmt::Display for Verb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// Calls counted by verb, from any thread.
+#[derive(Debug)]
+pub(crate) struct VerbCounts {
+    counts: Vec<AtomicU64>,
+}
+
+impl VerbCounts {
+    pub(crate) fn new() -> Self {
+        Self { counts: Verb::ALL.iter().map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Counts a call and says which one it is, from 0.
+    pub(crate) fn add(&self, verb: Verb) -> u64 {
+        self.counts.get(verb as usize).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn get(&self, verb: Verb) -> u64 {
+        self.counts.get(verb as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn reset(&self) {
+        for count in &self.counts {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> BTreeMap<Verb, u64> {
+        Verb::ALL.iter().map(|verb| (*verb, self.get(*verb))).collect()
     }
 }

@@ -53,31 +53,6 @@ impl HostCounters {
     }
 }
 
-/// Calls counted by verb, from any thread.
-#[derive(Debug)]
-pub(crate) struct VerbCounts {
-    counts: Vec<AtomicU64>,
-}
-
-impl VerbCounts {
-    pub(crate) fn new() -> Self {
-        Self { counts: Verb::ALL.iter().map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// Counts a call and says which one it is, from 0.
-    pub(crate) fn add(&self, verb: Verb) -> u64 {
-        self.counts.get(verb as usize).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn get(&self, verb: Verb) -> u64 {
-        self.counts.get(verb as usize).map_or(0, |count| count.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn snapshot(&self) -> BTreeMap<Verb, u64> {
-        Verb::ALL.iter().map(|verb| (*verb, self.get(*verb))).collect()
-    }
-}
-
 /// A sum of bytes, from any thread.
 #[derive(Debug, Default)]
 pub(super) struct ByteSum(AtomicU64);

@@ -26,13 +26,13 @@ mod work;
 mod model;
 
 pub use counters::HostCounters;
-pub(crate) use counters::VerbCounts;
 pub use options::{CopyOrder, HostOptions};
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use crate::types::{Bytes, DeviceInfo, DeviceKind, DeviceOrdinal};
+use crate::verb::VerbCounts;
 use counters::ByteSum;
 use memory::Memory;
 use registrations::Registrations;

@@ -1,7 +1,7 @@
 //! What every driver must do, run on the emulator in all its orders and on CUDA where there is a GPU.
 //!
 //! Each check takes a driver alone and gives back all it made, so that a caller may count what is left.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, reason = "tests drive the unsafe verbs")]
 
@@ -12,6 +12,8 @@ mod rig;
 mod streams;
 
 use gpu_driver::Driver;
+
+pub(crate) use rig::{HostBuffer, Mapped};
 
 /// A check's name and body.
 pub(crate) type Check = (&'static str, fn(&dyn Driver));
