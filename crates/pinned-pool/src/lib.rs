@@ -1,1 +1,25 @@
-//! Page-locked host memory and the transfers that read it.
+#![doc = include_str!("../README.md")]
+#![expect(unsafe_code, reason = "this crate owns host memory that devices read")]
+
+mod claims;
+mod error;
+mod event;
+mod maps;
+mod prepared;
+mod ranges;
+mod registered;
+mod slab;
+mod source;
+mod store;
+mod system;
+mod transfer;
+
+pub use claims::registered_bytes;
+pub use error::{HostError, Result};
+pub use event::Event;
+pub use maps::{HostMaps, MemoryKind};
+pub use prepared::PreparedCopy;
+pub use registered::{KeepAlive, Registered};
+pub use source::{HostBytes, HostRun, SourceTensor};
+pub use store::{HostLevel, HostStore, HostStoreBuilder, Placed, StepDown, StoreOptions, StoreReport};
+pub use transfer::TransferStream;

@@ -90,15 +90,26 @@ pub enum VmmError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The driver refused, and refused again when what had been done was to be undone.
-    #[error("{cause}, and undoing failed too: {undo}; granules {first}..{end} are inaccessible")]
-    Undo {
-        /// The first refusal.
-        cause: DriverError,
-        /// The refusal to undo.
-        undo: DriverError,
-        /// The first granule that is not as before.
-        first: u32,
-        /// One past the last.
-        end: u32,
-    },
+    #[error(transparent)]
+    Undo(Box<UndoFailure>),
+}
+
+/// Two refusals in a row, after which some granules are not as they were before the call.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{cause}, and undoing failed too: {undo}; granules {first}..{end} are inaccessible")]
+pub struct UndoFailure {
+    /// The first refusal.
+    pub cause: DriverError,
+    /// The refusal to undo.
+    pub undo: DriverError,
+    /// The first granule that is not as before.
+    pub first: u32,
+    /// One past the last.
+    pub end: u32,
+}
+
+impl From<UndoFailure> for VmmError {
+    fn from(failure: UndoFailure) -> Self {
+        Self::Undo(Box::new(failure))
+    }
 }

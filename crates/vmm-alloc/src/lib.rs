@@ -7,6 +7,6 @@ mod space;
 mod table;
 mod window;
 
-pub use error::{Result, VmmError};
+pub use error::{Result, UndoFailure, VmmError};
 pub use page::{Page, PagePool, PoolReport};
 pub use space::{AddressSpace, SpaceReport};

@@ -153,7 +153,10 @@ impl Page {
 
 impl fmt::Debug for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Page").field("handle", &self.handle).field("size", &self.size()).finish()
+        f.debug_struct("Page")
+            .field("handle", &self.handle)
+            .field("size", &self.size())
+            .finish_non_exhaustive()
     }
 }
 

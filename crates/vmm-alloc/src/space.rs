@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_driver::{Access, Bytes, DeviceAddress, Driver, DriverError};
 
-use crate::error::{Result, VmmError};
+use crate::error::{Result, UndoFailure, VmmError};
 use crate::page::{Page, PagePool, check_granule};
 use crate::table::{Slot, Table, access_runs};
 use crate::window::Window;
@@ -289,7 +289,7 @@ impl AddressSpace {
                     // They are mapped, so their pages must live on and the table must say so.
                     table.put(first, &pages[..left], Access::None);
                     let (first, end) = (first as u32, (first + left) as u32);
-                    Err(VmmError::Undo { cause: failure.cause, undo, first, end })
+                    Err(UndoFailure { cause: failure.cause, undo, first, end }.into())
                 }
             },
         }
@@ -341,7 +341,7 @@ impl AddressSpace {
                     table.put(start, &pages[..left], Access::None);
                 }
                 let (first, end) = (start as u32, (first + slots.len()) as u32);
-                return Err(VmmError::Undo { cause: cause.clone(), undo: failure.cause, first, end });
+                return Err(UndoFailure { cause: cause.clone(), undo: failure.cause, first, end }.into());
             }
             table.put(start, &pages, access);
         }

@@ -35,7 +35,12 @@ impl Window {
 
     /// Maps one page a granule from `first` on and sets the access of all of them in one call. The caller, which
     /// holds the table's lock, has checked that the granules lie in the range and are free.
-    pub(crate) fn map(&self, first: usize, pages: &[Arc<Page>], access: Access) -> Result<(), MapFailure> {
+    pub(crate) fn map(
+        &self,
+        first: usize,
+        pages: &[Arc<Page>],
+        access: Access,
+    ) -> Result<(), Box<MapFailure>> {
         for (index, page) in pages.iter().enumerate() {
             // SAFETY: the caller's check; the page is alive, as its `Arc` is borrowed here.
             let mapped =
@@ -48,9 +53,9 @@ impl Window {
             .map_err(|cause| self.undo_map(first, pages.len(), cause))
     }
 
-    fn undo_map(&self, first: usize, mapped: usize, cause: DriverError) -> MapFailure {
+    fn undo_map(&self, first: usize, mapped: usize, cause: DriverError) -> Box<MapFailure> {
         let undone = if mapped == 0 { Ok(()) } else { self.unmap(first..first + mapped) };
-        MapFailure { cause, left: undone.err().map(|undo| (mapped, undo)) }
+        Box::new(MapFailure { cause, left: undone.err().map(|undo| (mapped, undo)) })
     }
 
     /// Takes a run of mapped granules away in one call.

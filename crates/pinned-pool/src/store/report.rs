@@ -1,0 +1,77 @@
+//! What a store did, as data.
+#![forbid(unsafe_code)]
+
+use gpu_driver::Bytes;
+
+use crate::error::HostError;
+use crate::source::HostBytes;
+
+/// How the copy engine reads a tensor's host bytes, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HostLevel {
+    /// Registered where its owner had them: no copy, no second RAM.
+    InPlace,
+    /// Copied into the slab, which is registered.
+    Slab,
+    /// Copied into the slab, which could not be registered: right, but slow (7.3 GB/s instead of 55).
+    Pageable,
+}
+
+/// Where a tensor went.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// The tensor.
+    pub id: u32,
+    /// Where its bytes live from now on. In the slab unless the level is in place.
+    pub bytes: HostBytes,
+    /// How they are read. A slab that is not registered yet counts as pageable until the store is finished.
+    pub level: HostLevel,
+}
+
+impl Placed {
+    /// Whether the bytes were copied, so that the source may be dropped.
+    pub fn is_copied(&self) -> bool {
+        self.level != HostLevel::InPlace
+    }
+}
+
+/// A level that was refused, with the first reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepDown {
+    /// The level that was tried.
+    pub from: HostLevel,
+    /// The level that was used instead.
+    pub to: HostLevel,
+    /// Why, the first time.
+    pub reason: HostError,
+    /// How often.
+    pub times: u64,
+}
+
+/// A store in numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreReport {
+    /// Tensor bytes registered where they were.
+    pub in_place: Bytes,
+    /// Tensor bytes in registered slab memory.
+    pub slab: Bytes,
+    /// Tensor bytes in slab memory that is not registered.
+    pub pageable: Bytes,
+    /// Bytes this store page-locked: whole pages, so a little more than `in_place` and `slab`.
+    pub registered: Bytes,
+    /// In how many registrations.
+    pub registrations: usize,
+    /// Levels that were refused; at most one entry a level.
+    pub step_downs: Vec<StepDown>,
+}
+
+impl StoreReport {
+    pub(crate) fn step_down(&mut self, from: HostLevel, to: HostLevel, reason: HostError) {
+        if let Some(known) = self.step_downs.iter_mut().find(|known| known.from == from && known.to == to) {
+            known.times += 1;
+            return;
+        }
+        tracing::warn!(%reason, ?from, ?to, "host memory steps down one level");
+        self.step_downs.push(StepDown { from, to, reason, times: 1 });
+    }
+}
