@@ -3,9 +3,11 @@
 mod layout;
 mod model;
 mod plan;
+mod schedule;
 mod units;
 
 pub use layout::{ALIGNMENT, BlockSpan, Layout, LayoutOptions};
 pub use model::{BlockDesc, BlockId, ModelDesc, TensorId, TowerDesc, UnitId};
 pub use plan::{Backing, Plan, PlanError, PlanNote, PlanRequest, UnitPlan};
+pub use schedule::{Command, Schedule, ScheduleError, UnitView};
 pub use units::{UnitDesc, Units};
