@@ -14,7 +14,7 @@ InnerPath = tuple[str, ...]
 """Attribute names that lead from a wrapper subclass to one of its inner tensors; empty for the tensor itself."""
 
 _PLAIN = (Tensor, nn.Parameter)
-_address = getattr(torch._C, "_data_address", None)
+_storage_address = getattr(torch._C, "_data_address", None)
 
 
 class Span(NamedTuple):
@@ -44,8 +44,10 @@ def span_of(tensor: Tensor) -> Span:
     nbytes = extent(tensor)
     if nbytes == 0:
         return Span(0, 0)
+    if _storage_address is None:
+        return Span(tensor.data_ptr(), nbytes)
     # data_ptr() would copy a copy-on-write storage, which makes two tensors of what is one until written.
-    return Span(_address(tensor) if _address is not None else tensor.data_ptr(), nbytes)
+    return Span(_storage_address(tensor) + tensor.storage_offset() * tensor.element_size(), nbytes)
 
 
 def is_wrapper(tensor: Tensor) -> bool:

@@ -112,7 +112,7 @@ def _siblings(children: list[tuple[str, str, nn.Module]]) -> Iterator[tuple[str,
 
 def _given(model: nn.Module, towers: TowersArgument) -> list[Tower]:
     """The towers that the caller named."""
-    items: list = [towers] if isinstance(towers, (str, nn.Module)) else list(towers or ())
+    items: list = list(towers) if isinstance(towers, (list, tuple)) else [towers]
     names = {id(module): name for name, module in model.named_modules()}
     modules = dict(model.named_modules(remove_duplicate=False))
 
@@ -125,9 +125,9 @@ def _given(model: nn.Module, towers: TowersArgument) -> list[Tower]:
         raise ModelError(f"towers= names {said}, which is not a module of the model")
 
     def is_list(item: object) -> bool:
-        return not isinstance(item, (str, nn.Module)) or isinstance(
-            resolve(item)[1], (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-        )
+        if isinstance(item, (list, tuple)):
+            return True
+        return isinstance(resolve(item)[1], (nn.ModuleList, nn.ModuleDict, nn.Sequential))
 
     # A flat list of blocks is one tower: nobody means a tower a block by it.
     if items and not any(is_list(item) for item in items):
@@ -135,7 +135,7 @@ def _given(model: nn.Module, towers: TowersArgument) -> list[Tower]:
     found: list[Tower] = []
     taken: set[int] = set()
     for item in items:
-        if isinstance(item, (str, nn.Module)):
+        if not isinstance(item, (list, tuple)):
             name, container = resolve(item)
             if not is_list(item):
                 raise ModelError(f"towers= names {name!r}, a {type(container).__name__}: not a list of blocks")
