@@ -3,6 +3,7 @@
 
 mod error;
 mod page;
+mod retire;
 mod space;
 mod table;
 mod window;

@@ -113,6 +113,11 @@ impl PagePool {
         self.inner.lock().limit = limit;
     }
 
+    /// Whether `driver` is the one that makes this pool's pages.
+    pub(crate) fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
+        self.inner.is_of(driver)
+    }
+
     /// The pool in numbers.
     pub fn report(&self) -> PoolReport {
         let state = self.inner.lock();
@@ -147,7 +152,7 @@ impl Page {
 
     /// Whether `driver` is the one this page came from.
     pub(crate) fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(&self.inner.driver), Arc::as_ptr(driver))
+        self.inner.is_of(driver)
     }
 }
 
@@ -172,6 +177,10 @@ impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // The counters are updated in single steps, so that they are right even after a panic elsewhere.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_of(&self, driver: &Arc<dyn Driver>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.driver), Arc::as_ptr(driver))
     }
 
     fn release(&self, handle: PageHandle) -> Result<(), DriverError> {

@@ -8,12 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpu_driver::{Access, Bytes, DeviceAddress, Driver, DriverError};
 
 use crate::error::{Result, UndoFailure, VmmError};
-use crate::page::{Page, PagePool, check_granule};
+use crate::page::{Page, check_granule};
 use crate::table::{Slot, Table, access_runs};
 use crate::window::Window;
-
-/// The byte that retired addresses read as: a NaN in every floating-point format.
-const POISON: u8 = 0xFF;
 
 /// One reservation of device addresses, cut in granules, and the page behind each of them.
 ///
@@ -39,7 +36,7 @@ const POISON: u8 = 0xFF;
 ///
 /// All methods may be called from any thread; they take effect one after the other.
 pub struct AddressSpace {
-    window: Window,
+    pub(crate) window: Window,
     granules: usize,
     /// Grows whenever a granule may have become unusable, so that a check can be skipped while it stands still.
     epoch: AtomicU64,
@@ -197,39 +194,6 @@ impl AddressSpace {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Takes every page away and refuses new ones; the addresses stay reserved while anyone holds this range. See
-    /// "Device work". Does nothing if the range is retired already.
-    ///
-    /// # Errors
-    /// If the driver refuses; the range is as before then.
-    pub fn retire(&self) -> Result<()> {
-        let mut table = self.lock();
-        self.retire_in(&mut table)
-    }
-
-    /// As [`retire`](Self::retire), and then lets every address read one page of 0xFF, taken from `pool` after
-    /// this range's own pages went back: for ranges whose leases are still held. Blocks until the page is filled. See
-    /// "Device work".
-    ///
-    /// # Errors
-    /// If the driver refuses, or the pool has no room for one page (someone else holds this range's pages). The error
-    /// of a range that [`is_retired`](Self::is_retired) means that it is retired with nothing behind its addresses.
-    pub fn retire_to_poison(&self, pool: &PagePool) -> Result<()> {
-        let mut table = self.lock();
-        table.expect_live()?;
-        self.retire_in(&mut table)?;
-        let page = pool.take(1)?;
-        self.check_pages(&page)?;
-        let pages: Vec<_> = page.iter().cycle().take(table.whole().len()).cloned().collect();
-        self.map_into(&mut table, 0, &pages)?;
-        self.poison_first_granule()
-    }
-
-    /// Whether the range was retired.
-    pub fn is_retired(&self) -> bool {
-        self.lock().retired
-    }
-
     /// The range in numbers.
     pub fn report(&self) -> SpaceReport {
         let table = self.lock();
@@ -248,7 +212,7 @@ impl AddressSpace {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
         // The table changes only after the driver did, in steps that do not panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,7 +226,7 @@ impl AddressSpace {
         Ok(range)
     }
 
-    fn check_pages(&self, pages: &[Arc<Page>]) -> Result<()> {
+    pub(crate) fn check_pages(&self, pages: &[Arc<Page>]) -> Result<()> {
         match pages.iter().find(|page| page.size() != self.granule() || !page.is_of(&self.window.driver)) {
             Some(page) => Err(VmmError::ForeignPage { page: page.size(), granule: self.granule() }),
             None => Ok(()),
@@ -274,7 +238,7 @@ impl AddressSpace {
     }
 
     /// Maps free granules; on an error they are free again, or shut if even that failed.
-    fn map_into(&self, table: &mut Table, first: usize, pages: &[Arc<Page>]) -> Result<()> {
+    pub(crate) fn map_into(&self, table: &mut Table, first: usize, pages: &[Arc<Page>]) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }
@@ -296,7 +260,7 @@ impl AddressSpace {
     }
 
     /// Unmaps what is mapped in `range`; on an error it is mapped again.
-    fn unmap_from(&self, table: &mut Table, range: Range<usize>) -> Result<()> {
+    pub(crate) fn unmap_from(&self, table: &mut Table, range: Range<usize>) -> Result<()> {
         self.forget_checks();
         let runs = table.mapped_runs(range.clone());
         for (index, run) in runs.iter().enumerate() {
@@ -347,28 +311,11 @@ impl AddressSpace {
         }
         Ok(())
     }
+}
 
-    fn retire_in(&self, table: &mut Table) -> Result<()> {
-        if !table.retired {
-            self.unmap_from(table, table.whole())?;
-            table.retired = true;
-        }
-        Ok(())
-    }
-
-    /// All granules alias one page, so filling the first fills them all.
-    fn poison_first_granule(&self) -> Result<()> {
-        let driver = &self.window.driver;
-        let stream = driver.create_stream()?;
-        // SAFETY: the first granule is mapped for writing and stays so: the table's lock is held until the stream was
-        // waited for; a retired range has no other writer.
-        let filled = unsafe { driver.fill(self.address(), self.granule(), POISON, stream) };
-        driver.synchronize_stream(stream)?;
-        // SAFETY: the stream was made above and has just been waited for.
-        let destroyed = unsafe { driver.destroy_stream(stream) };
-        filled?;
-        Ok(destroyed?)
-    }
+/// A refusal to give something back may pass, and what is not given back is lost for the life of the process.
+pub(crate) fn twice<E>(act: impl Fn() -> Result<(), E>) -> Result<(), E> {
+    act().or_else(|_| act())
 }
 
 impl fmt::Debug for AddressSpace {
@@ -381,9 +328,7 @@ impl Drop for AddressSpace {
     fn drop(&mut self) {
         let table = self.table.get_mut().unwrap_or_else(PoisonError::into_inner);
         for run in table.mapped_runs(table.whole()) {
-            // Tried twice: a refusal may pass, and a leak is for the life of the process.
-            let unmapped = self.window.unmap(run.clone()).or_else(|_| self.window.unmap(run.clone()));
-            if let Err(cause) = unmapped {
+            if let Err(cause) = twice(|| self.window.unmap(run.clone())) {
                 tracing::error!(%cause, address = ?self.window.address, "an address range was not unmapped and is lost");
                 // Mapped memory is held whatever is released, so its pages keep counting against their pool's limit.
                 std::mem::forget(table.copy(table.whole()));
@@ -397,7 +342,7 @@ impl Drop for AddressSpace {
             // unmapped above, and nobody holds the range any more.
             unsafe { self.window.driver.free_address(self.window.address, size) }
         };
-        if let Err(cause) = free().or_else(|_| free()) {
+        if let Err(cause) = twice(free) {
             tracing::error!(%cause, address = ?self.window.address, %size, "an address range was not freed");
         }
     }
