@@ -9,6 +9,7 @@ use vmm_alloc::AddressSpace;
 
 use crate::error::{HostError, Result};
 use crate::event::Event;
+use crate::pending_read::PendingRead;
 use crate::prepared::PreparedCopy;
 use crate::source::HostRun;
 
@@ -128,6 +129,26 @@ impl TransferStream {
             at += size.0;
         }
         Ok(())
+    }
+
+    /// As [`read_back`](Self::read_back) for `bytes` bytes, but goes on at once: the copy runs in stream order.
+    pub fn begin_read(&self, space: &Arc<AddressSpace>, offset: u64, bytes: Bytes) -> Result<PendingRead> {
+        self.check_device(space.driver(), "address range")?;
+        let source = space.writable(offset, bytes)?;
+        let done = Event::new(Arc::clone(&self.driver))?;
+        let mut buffer = vec![0u8; bytes.as_usize()];
+        if bytes > Bytes::ZERO {
+            self.hold_space(space);
+            // SAFETY: the source is mapped (checked above) and held; the buffer's memory does not move, and it is freed
+            // only once the event recorded below was reached, or leaked here.
+            let submitted =
+                unsafe { self.driver.copy_to_host(buffer.as_mut_ptr(), source, bytes, self.handle) };
+            if let Err(error) = submitted.map_err(HostError::from).and_then(|()| done.record(self.handle)) {
+                std::mem::forget(buffer);
+                return Err(error);
+            }
+        }
+        Ok(PendingRead::new(done, buffer))
     }
 
     /// Blocks until everything submitted has run, and lets go of what it used.
