@@ -1,0 +1,228 @@
+//! The streams and events that commands are executed with.
+//!
+//! ```text
+//!   copy stream      wait(last use of v) ─ copy u ─ record(copied u)
+//!   compute stream                            hold(copied u) ─ kernels ─ record(last use u)
+//! ```
+//!
+//! The compute stream may change from call to call. A stream that takes over waits for the one before it, so that
+//! all compute streams are one queue to the schedule. Nothing here makes the host wait, except what says so.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use gpu_driver::{Access, Driver, StreamHandle};
+use pinned_pool::{Event, PreparedCopy, TransferStream};
+
+use super::error::{EngineError, Result};
+use super::memory::Memory;
+use super::stats::EngineStats;
+use crate::model::UnitId;
+use crate::plan::Plan;
+use crate::schedule::Command;
+
+/// What a missing wait reads instead of a weight: a NaN in every floating-point format.
+const POISON: u8 = 0xFF;
+
+#[derive(Debug)]
+struct UnitEvents {
+    copied: Event,
+    last_use: Event,
+}
+
+/// A copy stream, two events a unit, and the compute stream of the moment.
+#[derive(Debug)]
+pub(super) struct Device {
+    driver: Arc<dyn Driver>,
+    copies: TransferStream,
+    events: Vec<UnitEvents>,
+    /// The copy of each unit; `None` if the unit is resident.
+    prepared: Vec<Option<Arc<PreparedCopy>>>,
+    /// The end of all computation so far, unless there was some `since_mark`.
+    mark: Event,
+    since_mark: bool,
+    compute: Option<StreamHandle>,
+    poison: bool,
+    guard: bool,
+}
+
+impl Device {
+    pub(super) fn new(driver: &Arc<dyn Driver>, poison: bool, guard: bool) -> Result<Self> {
+        Ok(Self {
+            copies: TransferStream::new(Arc::clone(driver))?,
+            mark: Event::new(Arc::clone(driver))?,
+            driver: Arc::clone(driver),
+            events: Vec::new(),
+            prepared: Vec::new(),
+            since_mark: false,
+            compute: None,
+            poison,
+            guard,
+        })
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    pub(super) fn copies(&self) -> &TransferStream {
+        &self.copies
+    }
+
+    /// In how many pieces a unit is copied.
+    pub(super) fn pieces(&self, unit: usize) -> u64 {
+        self.prepared.get(unit).and_then(Option::as_ref).map_or(0, |copy| copy.pieces() as u64)
+    }
+
+    /// Whether anything is to be done when a unit's bytes are given up.
+    pub(super) fn wants_evictions(&self) -> bool {
+        self.poison || self.guard
+    }
+
+    /// Has events for `units` units. Changes nothing if it fails.
+    pub(super) fn grow(&mut self, units: usize) -> Result<()> {
+        while self.events.len() < units {
+            let event = || Event::new(Arc::clone(&self.driver));
+            self.events.push(UnitEvents { copied: event()?, last_use: event()? });
+        }
+        Ok(())
+    }
+
+    /// Takes the copies of a plan's units. Both queues are idle.
+    pub(super) fn prepare(&mut self, copies: Vec<Option<Arc<PreparedCopy>>>) {
+        self.prepared = copies;
+    }
+
+    /// Makes `stream` the compute stream: it waits for what the one before it holds.
+    pub(super) fn join(&mut self, stream: StreamHandle) -> Result<()> {
+        if let Some(before) = self.compute.filter(|&before| before != stream) {
+            self.set_mark(before)?;
+            self.mark.hold(stream)?;
+        }
+        self.compute = Some(stream);
+        Ok(())
+    }
+
+    /// Computation may follow on the compute stream.
+    pub(super) fn note_computation(&mut self) {
+        self.since_mark = true;
+    }
+
+    /// Marks the end of the computation so far, so that the compute stream is not needed any more for waiting.
+    pub(super) fn mark_end(&mut self) -> Result<()> {
+        match self.compute {
+            Some(stream) => self.set_mark(stream),
+            None => Ok(()),
+        }
+    }
+
+    fn set_mark(&mut self, stream: StreamHandle) -> Result<()> {
+        if self.since_mark {
+            self.mark.record(stream)?;
+            self.since_mark = false;
+        }
+        Ok(())
+    }
+
+    /// Blocks until all computation and all copies so far have run.
+    pub(super) fn wait_idle(&mut self) -> Result<()> {
+        self.mark_end()?;
+        self.mark.synchronize()?;
+        Ok(self.copies.drain()?)
+    }
+
+    /// Whether all computation and all copies so far have run. Never blocks; an error counts as no.
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.mark_end().is_ok()
+            && matches!(self.mark.is_reached(), Ok(true))
+            && matches!(self.copies.is_idle(), Ok(true))
+    }
+
+    /// Enqueues the schedule's commands, those of the compute side on the compute stream.
+    pub(super) fn execute(
+        &mut self,
+        commands: &[Command],
+        plan: &Plan,
+        memory: &Memory,
+        stats: &mut EngineStats,
+    ) -> Result<()> {
+        for &command in commands {
+            match command {
+                Command::WaitLastUse(unit) => {
+                    self.copies.wait(&self.of(unit)?.last_use)?;
+                    stats.waits += 1;
+                }
+                Command::Evict(unit) => self.evict(unit, plan, memory)?,
+                Command::Copy(unit) => self.copy(unit, plan, memory, stats)?,
+                Command::RecordCopied(unit) => self.copies.record(&self.of(unit)?.copied)?,
+                Command::WaitCopied(unit) => {
+                    self.of(unit)?.copied.hold(self.compute()?)?;
+                    stats.waits += 1;
+                }
+                Command::RecordLastUse(unit) => self.of(unit)?.last_use.record(self.compute()?)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn of(&self, unit: UnitId) -> Result<&UnitEvents> {
+        self.events.get(unit.0 as usize).ok_or_else(unknown)
+    }
+
+    fn compute(&self) -> Result<StreamHandle> {
+        self.compute.ok_or(EngineError::NoStep)
+    }
+
+    fn copy(&self, unit: UnitId, plan: &Plan, memory: &Memory, stats: &mut EngineStats) -> Result<()> {
+        let Some(Some(copy)) = self.prepared.get(unit.0 as usize) else { return Err(unknown()) };
+        if self.guard
+            && let Some(planned) = plan.unit(unit)
+        {
+            memory.guard(&planned.streamed, Access::ReadWrite)?;
+        }
+        self.copies.enqueue(copy)?;
+        stats.copies += 1;
+        stats.copied_bytes += copy.bytes().0;
+        Ok(())
+    }
+
+    /// The unit's bytes are about to be overwritten: spoils them, or shuts their addresses. The guard mode waits.
+    fn evict(&self, unit: UnitId, plan: &Plan, memory: &Memory) -> Result<()> {
+        let Some(planned) = plan.unit(unit) else { return Err(unknown()) };
+        if self.poison {
+            self.copies.fill(&memory.space, planned.streamed.start, planned.streamed_bytes(), POISON)?;
+        }
+        if self.guard {
+            self.copies.drain()?;
+            memory.guard(&planned.streamed, Access::None)?;
+        }
+        Ok(())
+    }
+
+    /// Spoils or shuts the streamed bytes of every unit: none is present. Both queues are idle. Blocks if it does
+    /// anything.
+    pub(super) fn evict_all(&self, plan: &Plan, memory: &Memory) -> Result<()> {
+        let streamed = || plan.units.iter().filter(|unit| !unit.is_resident());
+        if self.guard {
+            memory.open_all()?;
+        }
+        if self.poison {
+            for unit in streamed() {
+                self.copies.fill(&memory.space, unit.streamed.start, unit.streamed_bytes(), POISON)?;
+            }
+            self.copies.drain()?;
+        }
+        if self.guard {
+            for unit in streamed() {
+                memory.guard(&unit.streamed, Access::None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The schedule and the device are made for the same plan.
+fn unknown() -> EngineError {
+    debug_assert!(false, "a command names a unit the plan does not have");
+    EngineError::Internal { what: "a command names a unit the plan does not have" }
+}

@@ -1,0 +1,197 @@
+//! The pages behind a model's addresses, brought from whatever they are to what a plan wants.
+//!
+//! ```text
+//!   plan A   | own | own | R0  R1  R2 | own | R0  R1 …        what changes is unmapped first, its pages are spare;
+//!   plan B   | own | R0  | R1  own R0 | own | own R1 …        spare pages are mapped before new ones are taken
+//! ```
+//!
+//! [`Memory::reach`] reads what is mapped rather than what should be, so that it can be called again after it failed
+//! half way, and the first plan is reached like any other. It does not wait for the device: its caller has.
+//!
+//! **Invariants.** No page is taken while a spare one is left, so the pages held never exceed what the larger of
+//! the two plans needs. An own page keeps its bytes as long as its granule stays resident.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use gpu_driver::{Access, Bytes, PageHandle};
+use vmm_alloc::{AddressSpace, Page, PagePool};
+
+use super::error::Result;
+use crate::plan::{Backing, Plan};
+
+/// Addresses, and the pages behind them by purpose.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) space: Arc<AddressSpace>,
+    pub(super) pool: PagePool,
+    ring: Vec<Arc<Page>>,
+    /// Mapped nowhere, kept between a failure and the call that makes it good.
+    spare: Vec<Arc<Page>>,
+    /// Whether a granule's own page holds the model's bytes.
+    filled: Vec<bool>,
+    /// Whether a call failed since access was last set as a whole.
+    unsure: bool,
+}
+
+impl Memory {
+    pub(super) fn new(space: Arc<AddressSpace>, pool: PagePool) -> Self {
+        let filled = vec![false; space.granules() as usize];
+        Self { space, pool, ring: Vec::new(), spare: Vec::new(), filled, unsure: false }
+    }
+
+    /// Maps what `plan` wants. The device is idle on everything that is mapped now.
+    pub(super) fn reach(&mut self, plan: &Plan) -> Result<()> {
+        let unsure = std::mem::replace(&mut self.unsure, true);
+        let ring_pages = plan.ring_granules as usize;
+        let changed = self.changed(plan);
+        self.vacate(&changed, ring_pages)?;
+        self.stock(plan, &changed, ring_pages)?;
+        self.map(plan, &changed)?;
+        if let Some(page) = self.space.page(0) {
+            self.space.set_tail(&page)?;
+        }
+        if unsure {
+            // A failure may have left granules mapped but shut.
+            self.space.set_access(0, self.space.granules(), Access::ReadWrite)?;
+        }
+        self.spare.clear();
+        self.unsure = false;
+        Ok(())
+    }
+
+    /// The granules whose page is not the one that `plan` wants.
+    fn changed(&self, plan: &Plan) -> Vec<bool> {
+        let ring: HashMap<PageHandle, u32> =
+            (0..).zip(&self.ring).map(|(i, page)| (page.handle(), i)).collect();
+        let kept = |granule: u32, want: &Backing| {
+            let is = self.space.page(granule).map(|page| ring.get(&page.handle()).copied());
+            match (is, *want) {
+                (Some(None), Backing::Own) => true,
+                (Some(Some(is)), Backing::Ring(want)) => is == want && want < plan.ring_granules,
+                _ => false,
+            }
+        };
+        (0..).zip(&plan.backing).map(|(granule, want)| !kept(granule, want)).collect()
+    }
+
+    /// Unmaps what changes and keeps its pages as spare ones.
+    fn vacate(&mut self, changed: &[bool], ring_pages: usize) -> Result<()> {
+        let ring: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
+        for run in runs(changed) {
+            let own: Vec<_> = run
+                .clone()
+                .filter_map(|granule| self.space.page(granule))
+                .filter(|page| !ring.contains(&page.handle()))
+                .collect();
+            self.space.unmap(run.start, run.end - run.start)?;
+            self.spare.extend(own);
+            self.filled[run.start as usize..run.end as usize].fill(false);
+        }
+        if self.ring.len() > ring_pages {
+            // Nothing is mapped to these any more: each of their granules has changed.
+            self.spare.extend(self.ring.drain(ring_pages..));
+        }
+        Ok(())
+    }
+
+    /// Has a page ready for everything that is to be mapped: spare ones first, then new ones.
+    fn stock(&mut self, plan: &Plan, changed: &[bool], ring_pages: usize) -> Result<()> {
+        let own =
+            plan.backing.iter().zip(changed).filter(|(want, changed)| **changed && **want == Backing::Own);
+        let needed = own.count() + ring_pages - self.ring.len();
+        let missing = needed.saturating_sub(self.spare.len());
+        if missing > 0 {
+            self.spare.extend(self.pool.take(missing)?);
+        }
+        while self.ring.len() < ring_pages {
+            self.ring.extend(self.spare.pop());
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, plan: &Plan, changed: &[bool]) -> Result<()> {
+        for run in runs(changed) {
+            let wants = &plan.backing[run.start as usize..run.end as usize];
+            let pages: Vec<_> = wants
+                .iter()
+                .filter_map(|want| match *want {
+                    Backing::Own => self.spare.pop(),
+                    Backing::Ring(page) => self.ring.get(page as usize).cloned(),
+                })
+                .collect();
+            if let Err(error) = self.space.map(run.start, &pages) {
+                let shared =
+                    pages.iter().filter(|page| !self.ring.iter().any(|ring| Arc::ptr_eq(page, ring)));
+                self.spare.extend(shared.cloned());
+                // What is mapped all the same is found as such the next time, and must not be mapped twice.
+                let space = &self.space;
+                let mapped = |page: &Arc<Page>| {
+                    run.clone().any(|granule| space.page(granule).is_some_and(|is| Arc::ptr_eq(page, &is)))
+                };
+                self.spare.retain(|page| !mapped(page));
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs of resident granules that do not hold the model's bytes yet.
+    pub(super) fn unfilled(&self, plan: &Plan) -> Vec<Range<u32>> {
+        let empty: Vec<bool> = plan
+            .backing
+            .iter()
+            .zip(&self.filled)
+            .map(|(want, filled)| *want == Backing::Own && !filled)
+            .collect();
+        runs(&empty)
+    }
+
+    /// Notes that every resident granule holds the model's bytes.
+    pub(super) fn note_filled(&mut self, plan: &Plan) {
+        for (filled, want) in self.filled.iter_mut().zip(&plan.backing) {
+            *filled = *want == Backing::Own;
+        }
+    }
+
+    /// Gives up the pages held besides the mappings, before the range is retired.
+    pub(super) fn let_go(&mut self) {
+        self.ring.clear();
+        self.spare.clear();
+    }
+
+    /// The bytes of a run of granules.
+    pub(super) fn bytes_of(&self, run: &Range<u32>) -> Range<u64> {
+        let Bytes(granule) = self.space.granule();
+        u64::from(run.start) * granule..u64::from(run.end) * granule
+    }
+
+    /// Opens every granule: the guard mode's state where all units are present.
+    pub(super) fn open_all(&self) -> Result<()> {
+        Ok(self.space.set_access(0, self.space.granules(), Access::ReadWrite)?)
+    }
+
+    /// Shuts or opens the granules that lie wholly inside `bytes`. What uses them has been waited for.
+    pub(super) fn guard(&self, bytes: &Range<u64>, access: Access) -> Result<()> {
+        let Bytes(granule) = self.space.granule();
+        let (first, end) = ((bytes.start.div_ceil(granule)) as u32, (bytes.end / granule) as u32);
+        if first < end {
+            self.space.set_access(first, end - first, access)?;
+        }
+        Ok(())
+    }
+}
+
+/// The maximal runs of set flags.
+fn runs(flags: &[bool]) -> Vec<Range<u32>> {
+    let mut runs: Vec<Range<u32>> = Vec::new();
+    for (granule, _) in (0..).zip(flags).filter(|(_, flag)| **flag) {
+        match runs.last_mut() {
+            Some(run) if run.end == granule => run.end += 1,
+            _ => runs.push(granule..granule + 1),
+        }
+    }
+    runs
+}

@@ -1,0 +1,25 @@
+//! Executes the schedule's commands on a device, through the safe types of vmm-alloc and pinned-pool.
+//!
+//! It maps a plan's pages, uploads what is resident, enqueues waits, copies and records around each use of a unit,
+//! and replaces the plan between steps. It decides nothing about what streams (the plan) or when (the schedule).
+//!
+//! **Invariants.** A compute stream is told to wait for a unit's copy before anything uses the unit. Pages are mapped
+//! and unmapped only when all work has been waited for. No call of a step makes the host wait. An error leaves an
+//! engine whose next step is right.
+
+mod core;
+mod device;
+mod error;
+mod memory;
+mod replan;
+mod source;
+mod state;
+mod stats;
+
+pub use core::{Engine, EngineDesc, EngineOptions};
+pub use error::EngineError;
+pub use source::{Source, SourcePart, StoreSource};
+pub use stats::{EngineReport, EngineStats, UnitReport};
+
+#[cfg(test)]
+mod tests;

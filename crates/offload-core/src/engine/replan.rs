@@ -1,0 +1,127 @@
+//! Putting a plan in place: pages, resident bytes, copies and a schedule, between steps.
+//!
+//! A plan that could not be put in place stays pending; the next step completes it before anything runs, whatever
+//! state the failure left. The first plan goes the same way.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use gpu_driver::{Bytes, DeviceOrdinal};
+use pinned_pool::{HostRun, PreparedCopy};
+
+use super::error::{EngineError, Result};
+use super::state::State;
+use crate::layout::Layout;
+use crate::plan::Plan;
+use crate::schedule::Schedule;
+
+impl State {
+    /// Puts another plan in place. Blocks until all work has run.
+    pub(super) fn replan(&mut self, plan: Plan, layout: &Layout) -> Result<()> {
+        const CALL: &str = "a replan";
+        self.check_thread()?;
+        if self.step.is_some() {
+            return Err(EngineError::InStep { call: CALL });
+        }
+        if let Some(unit) = self.schedule.held_units().next() {
+            return Err(EngineError::Held { call: CALL, unit });
+        }
+        check_plan(&plan, layout, self.memory.pool.report().limit)?;
+        self.pending = Some(Arc::new(plan));
+        self.replace_plan()
+    }
+
+    /// Puts the pending plan in place, or leaves it pending.
+    pub(super) fn replace_plan(&mut self) -> Result<()> {
+        let Some(plan) = self.pending.clone() else { return Ok(()) };
+        let schedule = Schedule::for_plan(&plan).map_err(EngineError::Visit)?;
+        #[cfg(test)]
+        let schedule = super::tests::mutate_schedule(self.mutant, &plan, schedule);
+        #[cfg(test)]
+        let waits = self.mutant != Some(super::tests::Mutant::FreeBeforeEvent);
+        #[cfg(not(test))]
+        let waits = true;
+        if waits {
+            self.device.wait_idle()?;
+        }
+        self.memory.reach(&plan)?;
+        self.device.grow(plan.units.len())?;
+        let copies = self.copies_of(&plan)?;
+        self.upload(&plan)?;
+        self.device.evict_all(&plan, &self.memory)?;
+        self.device.prepare(copies);
+        self.stats = self.stats();
+        self.schedule = schedule;
+        self.schedule.announce_evictions(self.device.wants_evictions());
+        self.visits = 0;
+        // Nothing is present and all work was waited for, which is all that a recovery would see to.
+        self.failed = false;
+        self.plan = plan;
+        self.pending = None;
+        self.stats.replans += 1;
+        Ok(())
+    }
+
+    /// Copies to resident granules what they do not hold yet. Blocks.
+    fn upload(&mut self, plan: &Plan) -> Result<()> {
+        let runs = self.memory.unfilled(plan);
+        let mut uploaded = 0;
+        for run in &runs {
+            let copy = self.prepared(&self.memory.bytes_of(run))?;
+            self.device.copies().enqueue(&copy)?;
+            uploaded += copy.bytes().0;
+        }
+        if !runs.is_empty() {
+            self.device.copies().drain()?;
+        }
+        self.stats.uploaded_bytes += uploaded;
+        self.memory.note_filled(plan);
+        Ok(())
+    }
+
+    /// The copy of each unit's streamed bytes, worked out once.
+    fn copies_of(&self, plan: &Plan) -> Result<Vec<Option<Arc<PreparedCopy>>>> {
+        let copy = |unit: &crate::plan::UnitPlan| {
+            if unit.is_resident() {
+                return Ok(None);
+            }
+            #[cfg(test)]
+            if self.mutant == Some(super::tests::Mutant::SkipPage) {
+                let end = unit.streamed.end - unit.streamed_bytes().0.min(plan.granule.0);
+                return self.prepared(&(unit.streamed.start..end)).map(Some);
+            }
+            self.prepared(&unit.streamed).map(Some)
+        };
+        plan.units.iter().map(copy).collect()
+    }
+
+    fn prepared(&self, line: &Range<u64>) -> Result<Arc<PreparedCopy>> {
+        let DeviceOrdinal(device) = self.device.driver().device_info().ordinal;
+        let mut runs: Vec<HostRun> = Vec::new();
+        for part in self.source.parts(line) {
+            if part.reader.0 != device {
+                return Err(EngineError::ForeignReader { reader: part.reader.0, device });
+            }
+            runs.push(part.run);
+        }
+        Ok(PreparedCopy::new(&self.memory.space, &runs)?)
+    }
+}
+
+/// Refuses a plan of another line, or one that the page limit does not allow.
+pub(super) fn check_plan(plan: &Plan, layout: &Layout, limit: Bytes) -> Result<()> {
+    if plan.granule != layout.granule() || plan.backing.len() != layout.granules() as usize {
+        let (pages, granules) = (plan.backing.len(), layout.granules());
+        let what =
+            format!("{pages} granules of {} for a line of {granules} of {}", plan.granule, layout.granule());
+        return Err(EngineError::ForeignPlan { what });
+    }
+    if cfg!(debug_assertions) {
+        plan.check(layout).map_err(|error| EngineError::ForeignPlan { what: error.to_string() })?;
+    }
+    if plan.physical_bytes() > limit {
+        return Err(EngineError::PageLimit { needed: plan.physical_bytes(), limit });
+    }
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! What the engine's lock protects: steps and visits, who makes them, and what an error leaves to be done.
+//!
+//! ```text
+//!            begin_step                 enter, leave …               end_step
+//!   idle ────────────────▶ step of one thread ──────────────────────▶ idle
+//!     ▲                        │ a driver call fails, or the step is never ended
+//!     │   begin_step:          ▼
+//!     └── wait for all work ── failed: enter refuses, leave and end_step only close
+//! ```
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+use gpu_driver::StreamHandle;
+
+use super::device::Device;
+use super::error::{EngineError, Result};
+use super::memory::Memory;
+use super::source::Source;
+use super::stats::EngineStats;
+use crate::model::UnitId;
+use crate::plan::Plan;
+use crate::schedule::{Command, Schedule, ScheduleError};
+
+/// A step, or a visit outside any step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    thread: ThreadId,
+    /// Whether it was begun by `begin_step`.
+    marked: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) plan: Arc<Plan>,
+    pub(super) schedule: Schedule,
+    pub(super) memory: Memory,
+    pub(super) device: Device,
+    pub(super) source: Arc<dyn Source>,
+    pub(super) stats: EngineStats,
+    /// A plan to be put in place before anything runs.
+    pub(super) pending: Option<Arc<Plan>>,
+    /// Whether a call failed, so that presence is not known.
+    pub(super) failed: bool,
+    pub(super) closed: bool,
+    pub(super) step: Option<Step>,
+    /// Visits entered and not left.
+    pub(super) visits: u32,
+    commands: Vec<Command>,
+    #[cfg(test)]
+    pub(super) mutant: Option<super::tests::Mutant>,
+}
+
+impl State {
+    pub(super) fn new(
+        plan: Arc<Plan>,
+        memory: Memory,
+        device: Device,
+        source: Arc<dyn Source>,
+    ) -> Result<Self> {
+        Ok(Self {
+            schedule: Schedule::for_plan(&plan).map_err(EngineError::Visit)?,
+            pending: Some(Arc::clone(&plan)),
+            plan,
+            memory,
+            device,
+            source,
+            stats: EngineStats::default(),
+            failed: false,
+            closed: false,
+            step: None,
+            visits: 0,
+            commands: Vec::new(),
+            #[cfg(test)]
+            mutant: None,
+        })
+    }
+
+    /// A step begins. One of this thread that was never ended is given up first.
+    pub(super) fn begin_step(&mut self, stream: StreamHandle) -> Result<()> {
+        self.check_thread()?;
+        if self.step.take().is_some() {
+            self.failed = true;
+        }
+        self.prepare(stream)?;
+        self.commands.clear();
+        self.schedule.begin_step(&mut self.commands);
+        self.run_commands()?;
+        self.step = Some(Step { thread: thread::current().id(), marked: true });
+        self.stats.steps += 1;
+        Ok(())
+    }
+
+    /// A step ends; the next one's first copies begin.
+    pub(super) fn end_step(&mut self, stream: StreamHandle) -> Result<()> {
+        self.check_thread()?;
+        if !self.step.is_some_and(|step| step.marked) {
+            return Err(EngineError::NoStep);
+        }
+        self.step = None;
+        if self.visits > 0 {
+            self.failed = true; // A unit was never left: the step was cut short.
+        }
+        if self.failed {
+            return Ok(()); // Reported when it happened.
+        }
+        self.commands.clear();
+        self.schedule.end_step(&mut self.commands);
+        self.on_stream(stream)?;
+        let marked = self.device.mark_end();
+        self.failed |= marked.is_err();
+        marked?;
+        self.run_commands()
+    }
+
+    /// A unit's turn begins: after this, work on `stream` reads its bytes.
+    pub(super) fn enter(&mut self, unit: UnitId, stream: StreamHandle) -> Result<()> {
+        self.check_thread()?;
+        let outside = self.step.is_none();
+        if outside {
+            self.prepare(stream)?;
+        } else if self.failed {
+            return Err(EngineError::StepFailed);
+        } else {
+            self.check_capture(stream)?;
+        }
+        self.commands.clear();
+        self.schedule.enter(unit, &mut self.commands).map_err(|error| self.named(error))?;
+        // The unit is open from here on, so what fails now leaves something to recover.
+        self.visits += 1;
+        self.stats.visits += 1;
+        self.step.get_or_insert(Step { thread: thread::current().id(), marked: false });
+        let entered = self.on_stream(stream).and_then(|()| {
+            self.device.note_computation();
+            self.run_commands()
+        });
+        if entered.is_err() {
+            self.visits -= 1;
+            self.end_visit_outside();
+        }
+        entered
+    }
+
+    /// A unit's turn ends: its bytes may be overwritten once what `stream` holds now has run.
+    pub(super) fn leave(&mut self, unit: UnitId, stream: StreamHandle) -> Result<()> {
+        self.check_thread()?;
+        if self.failed {
+            self.visits = self.visits.saturating_sub(1);
+            self.end_visit_outside();
+            return Ok(()); // Reported when it happened; the next step starts over.
+        }
+        self.commands.clear();
+        self.schedule.leave(unit, &mut self.commands).map_err(|error| self.named(error))?;
+        self.visits -= 1;
+        let left = self.on_stream(stream).and_then(|()| self.run_commands());
+        self.end_visit_outside();
+        left
+    }
+
+    /// Makes units present until released, for use outside their turn.
+    pub(super) fn hold(&mut self, units: &[UnitId], stream: StreamHandle) -> Result<()> {
+        self.check_thread()?;
+        if self.step.is_none() {
+            self.prepare(stream)?;
+        } else if self.failed {
+            return Err(EngineError::StepFailed);
+        }
+        self.check_capture(stream)?;
+        self.on_stream(stream)?;
+        self.device.note_computation();
+        for (index, &unit) in units.iter().enumerate() {
+            self.commands.clear();
+            let held = match self.schedule.hold(unit, &mut self.commands) {
+                Ok(()) => {
+                    self.run_commands().inspect_err(|_| _ = self.schedule.release(unit, &mut Vec::new()))
+                }
+                Err(error) => Err(self.named(error)),
+            };
+            if let Err(error) = held {
+                self.release(&units[..index], stream)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a hold.
+    pub(super) fn release(&mut self, units: &[UnitId], stream: StreamHandle) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for &unit in units {
+            self.commands.clear();
+            let released = self.schedule.release(unit, &mut self.commands).map_err(|error| self.named(error));
+            let released = released.and_then(|()| {
+                if self.failed {
+                    return Ok(()); // The next step waits for all use before anything is overwritten.
+                }
+                self.on_stream(stream)?;
+                self.run_commands()
+            });
+            result = result.and(released);
+        }
+        result
+    }
+
+    /// Gives up whatever step is under way, on any thread.
+    pub(super) fn abandon(&mut self) {
+        if self.step.take().is_some() {
+            self.failed = true;
+        }
+    }
+
+    /// The call is for the thread whose step this is.
+    pub(super) fn check_thread(&self) -> Result<()> {
+        if self.closed {
+            return Err(EngineError::Closed);
+        }
+        match self.step {
+            Some(step) if step.thread != thread::current().id() => Err(EngineError::OtherThread),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_capture(&self, stream: StreamHandle) -> Result<()> {
+        if self.device.driver().is_capturing(stream)? {
+            return Err(EngineError::Capturing { stream });
+        }
+        Ok(())
+    }
+
+    /// Makes good what an earlier call left, so that a step or a visit can begin. Blocks only if there is something.
+    fn prepare(&mut self, stream: StreamHandle) -> Result<()> {
+        self.check_capture(stream)?;
+        if self.pending.is_some() {
+            self.replace_plan()?; // Starts from nothing present, as a recovery does.
+        } else if self.failed {
+            self.recover()?;
+        }
+        self.on_stream(stream)?;
+        self.refill()
+    }
+
+    /// Waits for all work and starts from nothing present.
+    fn recover(&mut self) -> Result<()> {
+        self.device.wait_idle()?;
+        self.schedule.reset();
+        self.visits = 0;
+        self.device.evict_all(&self.plan, &self.memory)?;
+        self.failed = false;
+        self.stats.recoveries += 1;
+        Ok(())
+    }
+
+    /// Copies held units that a recovery took away.
+    fn refill(&mut self) -> Result<()> {
+        self.commands.clear();
+        self.schedule.refill(&mut self.commands);
+        self.run_commands()
+    }
+
+    /// A visit outside any step is over when nothing is open.
+    fn end_visit_outside(&mut self) {
+        if self.visits == 0 && self.step.is_some_and(|step| !step.marked) {
+            self.step = None;
+        }
+    }
+
+    fn on_stream(&mut self, stream: StreamHandle) -> Result<()> {
+        let joined = self.device.join(stream);
+        self.failed |= joined.is_err();
+        joined
+    }
+
+    fn run_commands(&mut self) -> Result<()> {
+        #[cfg(test)]
+        super::tests::mutate(self.mutant, &mut self.commands);
+        let done = self.device.execute(&self.commands, &self.plan, &self.memory, &mut self.stats);
+        self.failed |= done.is_err();
+        done
+    }
+
+    /// What was done so far, by this schedule and those before it.
+    pub(super) fn stats(&self) -> EngineStats {
+        let fetched_on_demand = self.stats.fetched_on_demand + self.schedule.fetched_on_demand();
+        EngineStats { fetched_on_demand, ..self.stats }
+    }
+
+    fn named(&self, error: ScheduleError) -> EngineError {
+        let name = |unit: UnitId| self.plan.unit(unit).map_or_else(String::new, |unit| unit.name.clone());
+        match error {
+            ScheduleError::Conflict { unit, open } => {
+                EngineError::Conflict { unit: name(unit), open: name(open) }
+            }
+            other => EngineError::Visit(other),
+        }
+    }
+}

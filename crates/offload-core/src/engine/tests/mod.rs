@@ -1,0 +1,11 @@
+//! Tests of the engine on the host emulator.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+// mod case;
+mod life;
+mod mutant;
+// mod property;
+mod rig;
+mod rng;
+
+pub(super) use mutant::{Mutant, mutate, mutate_schedule};

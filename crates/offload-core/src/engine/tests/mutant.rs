@@ -1,0 +1,65 @@
+//! Deliberate mistakes, each of which the suite must notice. They exist in test builds only.
+
+use crate::model::UnitId;
+use crate::plan::Plan;
+use crate::schedule::{Command, Schedule, UnitView};
+
+/// A mistake in the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Mutant {
+    /// Computation does not wait for copies.
+    DropWaitCopied,
+    /// Copies do not wait for computation.
+    DropWaitLastUse,
+    /// The last use of a unit is recorded when it is entered.
+    RecordEarly,
+    /// Every unit is free to overwrite the unit whose ring bytes begin where its own end.
+    SlotShort,
+    /// The last page of a unit is not copied.
+    SkipPage,
+    /// A replan does not wait for the work that uses the pages it takes away.
+    FreeBeforeEvent,
+}
+
+/// Makes the mistake in what the schedule says.
+pub(in crate::engine) fn mutate(mutant: Option<Mutant>, commands: &mut Vec<Command>) {
+    match mutant {
+        Some(Mutant::DropWaitCopied) => commands.retain(|command| !matches!(command, Command::WaitCopied(_))),
+        Some(Mutant::DropWaitLastUse) => {
+            commands.retain(|command| !matches!(command, Command::WaitLastUse(_)))
+        }
+        Some(Mutant::RecordEarly) => {
+            commands.retain(|command| !matches!(command, Command::RecordLastUse(_)));
+            let entered = commands.iter().find_map(|command| match *command {
+                Command::WaitCopied(unit) => Some(unit),
+                _ => None,
+            });
+            commands.extend(entered.map(|UnitId(unit)| Command::RecordLastUse(UnitId(unit))));
+        }
+        Some(Mutant::SlotShort | Mutant::SkipPage | Mutant::FreeBeforeEvent) | None => {}
+    }
+}
+
+/// Makes the mistake in what the schedule knows.
+pub(in crate::engine) fn mutate_schedule(
+    mutant: Option<Mutant>,
+    plan: &Plan,
+    schedule: Schedule,
+) -> Schedule {
+    if mutant != Some(Mutant::SlotShort) {
+        return schedule;
+    }
+    // Each unit forgets the first unit it shares memory with, and is forgotten by it.
+    let mut views: Vec<UnitView> = plan
+        .units
+        .iter()
+        .map(|unit| UnitView { streamed: !unit.is_resident(), conflicts: unit.conflicts.clone() })
+        .collect();
+    for unit in 0..views.len() {
+        if let Some(neighbour) = views[unit].conflicts.first().copied() {
+            views[unit].conflicts.retain(|&other| other != neighbour);
+            views[neighbour.0 as usize].conflicts.retain(|other| other.0 as usize != unit);
+        }
+    }
+    Schedule::new(&views, &plan.order, plan.look_ahead).unwrap()
+}

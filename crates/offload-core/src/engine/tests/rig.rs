@@ -1,0 +1,286 @@
+//! A model on an emulated device, whose computation compares the bytes it reads with the bytes it should read.
+
+use std::sync::Arc;
+
+use gpu_driver::{Bytes, CopyOrder, DeviceOrdinal, Driver, Faulty, HostDriver, HostOptions, StreamHandle};
+use pinned_pool::{HostBytes, HostStore, PendingRead, SourceTensor, StoreOptions, TransferStream};
+use vmm_alloc::PagePool;
+
+use super::Mutant;
+use super::rng::Rng;
+use crate::engine::{Engine, EngineDesc, EngineError, EngineOptions, StoreSource};
+use crate::layout::{Layout, LayoutOptions};
+use crate::model::{BlockDesc, ModelDesc, TensorId, TowerDesc, UnitId};
+use crate::plan::{Plan, PlanError, PlanRequest};
+use crate::units::Units;
+
+pub(super) type Device = Faulty<HostDriver>;
+
+/// How units are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compute {
+    /// By the calling thread, as on the emulator's own compute stream.
+    Calling,
+    /// On this many asynchronous streams in turn, as on a GPU.
+    Streams(usize),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct RigDesc {
+    /// Sizes of tensors: of the base, and by tower and block.
+    pub(super) base: Vec<u64>,
+    pub(super) towers: Vec<Vec<Vec<u64>>>,
+    pub(super) granularity: Bytes,
+    pub(super) order: CopyOrder,
+    pub(super) seed: u64,
+    pub(super) compute: Compute,
+    pub(super) options: EngineOptions,
+    pub(super) mutant: Option<Mutant>,
+}
+
+impl RigDesc {
+    /// One tower of `blocks` blocks of `pages` emulated pages each.
+    pub(super) fn tower(blocks: usize, pages: u64) -> Self {
+        Self {
+            base: vec![1000],
+            towers: vec![vec![vec![pages * 32 << 10, pages * 32 << 10]; blocks]],
+            granularity: Bytes::kib(64),
+            order: CopyOrder::Random,
+            seed: 7,
+            compute: Compute::Streams(1),
+            options: EngineOptions { poison_after_use: true, guard: false },
+            mutant: None,
+        }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        let mut tensors = Vec::new();
+        let mut add = |sizes: &[u64]| -> Vec<TensorId> {
+            let first = tensors.len() as u32;
+            tensors.extend(sizes.iter().map(|&size| Bytes(size)));
+            (first..tensors.len() as u32).map(TensorId).collect()
+        };
+        let base = add(&self.base);
+        let mut block = |(number, sizes): (usize, &Vec<u64>)| BlockDesc {
+            name: format!("block {number}"),
+            tensors: add(sizes),
+        };
+        let mut towers = Vec::new();
+        for (number, blocks) in self.towers.iter().enumerate() {
+            let blocks = blocks.iter().enumerate().map(&mut block).collect();
+            towers.push(TowerDesc { name: format!("tower {number}"), blocks });
+        }
+        let model = ModelDesc { tensors, base, towers };
+        Layout::new(&model, &LayoutOptions { granularity: self.granularity, granule: None }).unwrap()
+    }
+}
+
+/// The smallest budget that these units can run with.
+pub(super) fn minimum(layout: &Layout, units: &Units) -> u64 {
+    let request = PlanRequest { budget: Some(Bytes(1)), ..PlanRequest::default() };
+    match Plan::new(layout, units, &request) {
+        Err(PlanError::BudgetTooSmall { minimum, .. }) => minimum.0,
+        other => panic!("a budget of one byte gave {other:?}"),
+    }
+}
+
+pub(super) fn plan(layout: &Layout, units: &Units, budget: u64, look_ahead: Option<u32>) -> Plan {
+    let request = PlanRequest { budget: Some(Bytes(budget)), look_ahead, ..PlanRequest::default() };
+    Plan::new(layout, units, &request).unwrap()
+}
+
+/// What is wrong with a read.
+type Wrong = String;
+
+pub(super) struct Rig {
+    // The engine is dropped first: its address range is held by the streams.
+    pub(super) engine: Engine,
+    pub(super) device: Arc<Device>,
+    pub(super) host: Arc<HostDriver>,
+    pub(super) pool: PagePool,
+    /// The line as it should be, and which of its bytes belong to a tensor.
+    image: Vec<u8>,
+    tensors: Vec<bool>,
+    streams: Vec<TransferStream>,
+    compute: Compute,
+    turn: usize,
+    reads: Vec<(u64, PendingRead)>,
+}
+
+impl Rig {
+    pub(super) fn new(desc: &RigDesc, plan: Plan, limit: u64) -> Result<Self, EngineError> {
+        let host = Arc::new(device(desc));
+        let device = Arc::new(Faulty::new(Arc::clone(&host)));
+        Self::on(desc, plan, limit, &host, &device)
+    }
+
+    pub(super) fn on(
+        desc: &RigDesc,
+        plan: Plan,
+        limit: u64,
+        host: &Arc<HostDriver>,
+        device: &Arc<Device>,
+    ) -> Result<Self, EngineError> {
+        let layout = desc.layout();
+        let driver: Arc<dyn Driver> = Arc::<Device>::clone(device);
+        let line = Bytes(u64::from(layout.granules()) * layout.granule().0);
+        let options = StoreOptions { slab_only: true, threads: Some(1), ..StoreOptions::default() };
+        let mut store = HostStore::builder(Arc::clone(&driver), line, options);
+        let (mut image, mut tensors) = (vec![0; line.as_usize()], vec![false; line.as_usize()]);
+        let mut rng = Rng::new(desc.seed);
+        for tensor in (0..layout.tensors() as u32).map(TensorId) {
+            let bytes = Arc::new(rng.bytes(layout.bytes(tensor).as_usize()));
+            let (start, end) = (layout.offset(tensor) as usize, layout.offset(tensor) as usize + bytes.len());
+            image[start..end].copy_from_slice(&bytes);
+            tensors[start..end].fill(true);
+            store.place(&[SourceTensor::new(tensor.0, start as u64, HostBytes::of(&bytes))])?;
+        }
+        let source = Arc::new(StoreSource { store: store.finish(), reader: DeviceOrdinal(0) });
+        let pool = PagePool::new(Arc::clone(&driver), layout.granule(), Bytes(limit))?;
+        let streams = match desc.compute {
+            Compute::Calling => 1,
+            Compute::Streams(count) => count,
+        };
+        let streams = (0..streams).map(|_| TransferStream::new(Arc::clone(&driver)));
+        let streams = streams.collect::<Result<Vec<_>, _>>()?;
+        let options = desc.options;
+        let engine =
+            Engine::unmapped(EngineDesc { driver, layout, plan, pool: pool.clone(), source, options })?;
+        engine.lock().mutant = desc.mutant;
+        engine.map()?;
+        let (host, device) = (Arc::clone(host), Arc::clone(device));
+        Ok(Self {
+            engine,
+            device,
+            host,
+            pool,
+            image,
+            tensors,
+            streams,
+            compute: desc.compute,
+            turn: 0,
+            reads: Vec::new(),
+        })
+    }
+
+    /// The stream that computes now.
+    pub(super) fn stream(&self) -> StreamHandle {
+        match self.compute {
+            Compute::Calling => StreamHandle::DEFAULT,
+            Compute::Streams(_) => self.streams[self.turn].handle(),
+        }
+    }
+
+    /// Goes on with the next stream.
+    pub(super) fn next_stream(&mut self) {
+        self.turn = (self.turn + 1) % self.streams.len();
+    }
+
+    pub(super) fn begin(&self) -> Result<(), EngineError> {
+        self.engine.begin_step(self.stream())
+    }
+
+    pub(super) fn end(&self) -> Result<(), EngineError> {
+        self.engine.end_step(self.stream())
+    }
+
+    pub(super) fn enter(&self, unit: UnitId) -> Result<(), EngineError> {
+        self.engine.enter(unit, self.stream())
+    }
+
+    pub(super) fn leave(&self, unit: UnitId) -> Result<(), EngineError> {
+        self.engine.leave(unit, self.stream())
+    }
+
+    /// Reads the unit's bytes as the computation would.
+    pub(super) fn compute(&mut self, unit: UnitId) -> Result<(), Failure> {
+        let span = self.engine.plan().units[unit.0 as usize].span.clone();
+        self.read(span.start, span.end - span.start)
+    }
+
+    fn read(&mut self, offset: u64, bytes: u64) -> Result<(), Failure> {
+        let space = Arc::clone(self.engine.space());
+        let stream = &self.streams[self.turn];
+        match self.compute {
+            Compute::Calling => {
+                let mut read = vec![0; bytes as usize];
+                stream.read_back(&space, offset, &mut read).map_err(|error| Failure::Error(error.into()))?;
+                self.compare(offset, &read).map_err(Failure::Wrong)
+            }
+            Compute::Streams(_) => {
+                let read = stream.begin_read(&space, offset, Bytes(bytes));
+                self.reads.push((offset, read.map_err(|error| Failure::Error(error.into()))?));
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads what is resident in any case.
+    pub(super) fn compute_base(&mut self) -> Result<(), Failure> {
+        let layout = self.engine.layout();
+        let bytes = u64::from(layout.base_granules()) * layout.granule().0;
+        self.read(0, bytes)
+    }
+
+    /// Waits for all computation so far, and says what was wrong with it.
+    pub(super) fn finish(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for (offset, read) in std::mem::take(&mut self.reads) {
+            let read = read.finish().map_err(|error| Failure::Error(error.into()));
+            result = result.and_then(|()| self.compare(offset, &read?).map_err(Failure::Wrong));
+        }
+        result
+    }
+
+    fn compare(&self, offset: u64, read: &[u8]) -> Result<(), Wrong> {
+        let start = offset as usize;
+        let should = self.image[start..].iter().zip(&self.tensors[start..]);
+        let wrong = read.iter().zip(should).position(|(is, (should, tensor))| *tensor && is != should);
+        match wrong {
+            Some(at) => Err(format!("byte {} of the line reads {:#x}", start + at, read[at])),
+            None => Ok(()),
+        }
+    }
+
+    /// Enters, computes and leaves a unit.
+    pub(super) fn visit(&mut self, unit: UnitId) -> Result<(), Failure> {
+        self.enter(unit)?;
+        self.compute(unit)?;
+        Ok(self.leave(unit)?)
+    }
+
+    /// A whole step over these units, computed to the end.
+    pub(super) fn step(&mut self, units: &[UnitId]) -> Result<(), Failure> {
+        self.begin()?;
+        for &unit in units {
+            self.visit(unit)?;
+        }
+        self.end()?;
+        self.finish()
+    }
+
+    /// Every unit once, in the plan's order.
+    pub(super) fn whole_step(&mut self) -> Result<(), Failure> {
+        self.step(&self.engine.plan().order.clone())
+    }
+}
+
+/// How a step ended badly.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// A call failed.
+    Error(EngineError),
+    /// Computation read wrong bytes.
+    Wrong(Wrong),
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        Self::Error(error)
+    }
+}
+
+pub(super) fn device(desc: &RigDesc) -> HostDriver {
+    let options = HostOptions::new(Bytes::mib(512)).granularity(desc.granularity).order(desc.order);
+    HostDriver::new(options.seed(desc.seed)).unwrap()
+}
