@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ModelError
+from .reading_order import expected_order
 from .spans import InnerPath, Span, inner_tensors, is_wrapper, span_of
 from .towers import Tower
 from .unseen import Unseen, find_unseen
@@ -90,7 +91,7 @@ class Block:
     module: nn.Module
     """The module whose forward is its turn."""
     tensors: list[int] = field(default_factory=list)
-    """Its tensors in registration order, the order in which they are expected to be read."""
+    """Its tensors in the order in which they are expected to be read: mostly that of registration."""
 
 
 @dataclass(eq=False)
@@ -143,6 +144,10 @@ def collect(
     for tensor in tensors:
         if tensor.block is not None:
             blocks[tensor.block].tensors.append(tensor.index)
+    for block in blocks:
+        order = expected_order(block.module)
+        # The sort is stable: a module's own tensors keep their order, and so does what lies under unknown lists.
+        block.tensors.sort(key=lambda number: order.get(id(tensors[number].users[0].module), len(order)))
     base = [tensor.index for tensor in tensors if tensor.block is None]
     return Ownership(tensors, base, blocks, list(towers), find_unseen(model))
 
