@@ -105,7 +105,17 @@ fn pytest(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
         bail!("the wheel was not built, and an older one would be tested in its place");
     }
     let mut python = venv.command();
-    python.args(["-m", "pytest", "--color=no", "-q", "-m", "not gpu", "--durations=10", "python/tests"]);
+    python.args([
+        "-m",
+        "pytest",
+        "--color=no",
+        "-q",
+        "-m",
+        "not gpu",
+        "--durations=10",
+        "python/tests",
+        "tools/tests",
+    ]);
     // The tests must find the installed wheel, never the source folder.
     python.env("PYTHONSAFEPATH", "1");
     process::tee(&mut python, |line| counts.see_pytest(line))?;

@@ -1,0 +1,142 @@
+"""Measures weightstream beside resident weights in one process: `ours.py SPEC OUT`. Called by stream.py."""
+
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+import dit
+import torch
+import weightstream
+from measure import AnonymousMemory, DeviceMemory, link_rate, pairs, quartiles, timed
+
+# The host's time a unit visit is independent of the size of the weights; measured on a small model read from a file,
+# whose bytes therefore lie in a slab.
+SMALL = {"dim": 1280, "feed": 3456, "heads": 10}
+SMALL_BUDGET = 0.2
+WARM_STEPS = 3
+
+
+def main():
+    """Measures and writes the result."""
+    spec, out = json.loads(sys.argv[1]), pathlib.Path(sys.argv[2])
+    with torch.inference_mode():
+        out.write_text(json.dumps(run(spec)))
+
+
+def run(spec):
+    """All budgets and lengths, one model after the other on the same weights."""
+    say("building the model")
+    model = dit.build(spec["blocks"])
+    total = dit.weight_bytes(model)
+    rows, link = [], link_rate()
+    say(f"link {link / 1e9:.1f} GB/s")
+    twin = dit.on_gpu(model)
+    for budget in spec["budgets"]:
+        rows += at_budget(spec, model, twin, int(budget), total, link)
+    host_us, visits = host_time(spec)
+    for row in rows:
+        row["host_us_per_visit"] = host_us
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "rows": rows, "model_bytes": total, "link_bytes_per_second": link, "host_visits": visits,
+        "device": properties.name, "device_bytes": properties.total_memory,
+        "versions": {"weightstream": weightstream.__version__, "torch": torch.__version__, "cuda": torch.version.cuda},
+    }
+
+
+def at_budget(spec, model, twin, budget, total, link):
+    """One row a length."""
+    with AnonymousMemory() as host:
+        device = DeviceMemory()
+        first = dit.inputs(spec["seqs"][0])
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        attachment = weightstream.attach(model, device="cuda:0", budget=budget)
+        output = model(*first)
+        torch.cuda.synchronize()
+        ready = time.perf_counter() - start
+        say(f"budget {budget / 1e9:.1f} GB: ready after {ready:.2f} s")
+        rows, identical = [], torch.equal(output, twin(*first))
+        del output
+        for seq in spec["seqs"]:
+            rows.append(at_length(spec, attachment, model, twin, seq, budget, total, link))
+        used = device.used()
+        stats = attachment.stats()
+        report = attachment.report()
+        attachment.detach()
+    for row in rows:
+        row["identical"] = row["identical"] and identical
+        row |= {"ready_s": ready, "peak_rss_bytes": host.peak, "vram_bytes": used}
+        row["peak_weight_bytes"] = stats["peak_weight_bytes"]
+    rows[0]["report"] = json.loads(json.dumps(report, default=str))
+    return rows
+
+
+def at_length(spec, attachment, model, twin, seq, budget, total, link):
+    """Our step and the resident step in turn."""
+    arguments = dit.inputs(seq)
+    step, resident = lambda: model(*arguments), lambda: twin(*arguments)
+    for _ in range(WARM_STEPS):
+        mine, theirs = step(), resident()
+    identical = torch.equal(mine, theirs)
+    del mine, theirs
+    before = attachment.stats()
+    found = pairs(step, resident, spec["pairs"])
+    steps = 2 * spec["pairs"]
+    visits = (attachment.stats()["unit_visits"] - before["unit_visits"]) / steps
+    streamed = (attachment.stats()["streamed_bytes"] - before["streamed_bytes"]) / steps
+    compute = statistics.median(theirs for _, (_, theirs) in found)
+    ideal = max(compute, max(0, total - budget) / link)
+    step_time = statistics.median(mine for (_, mine), _ in found)
+    to_ideal = quartiles([mine / ideal for (_, mine), _ in found])
+    to_resident = quartiles([mine / theirs for (_, mine), (_, theirs) in found])
+    in_place = [(mine - theirs) / visits for (mine, _), (theirs, _) in found] if visits else [0.0]
+    say(f"  S={seq}: {step_time * 1e3:.1f} ms, {to_ideal[1]:.3f} of ideal, {to_resident[1]:.3f} of resident")
+    return {
+        "peer": "weightstream", "budget_bytes": budget, "seq": seq, "pairs": len(found), "identical": identical,
+        "step_ms": step_time * 1e3, "resident_ms": compute * 1e3, "ideal_ms": ideal * 1e3,
+        "ratio_to_ideal": to_ideal[1], "ratio_to_ideal_quartiles": to_ideal,
+        "ratio_to_resident": to_resident[1], "ratio_to_resident_quartiles": to_resident,
+        "unit_visits": visits, "streamed_bytes_per_step": streamed,
+        "host_us_per_visit_in_place": statistics.median(in_place) * 1e6,
+    }
+
+
+def host_time(spec):
+    """Microseconds of host time a unit visit adds to submitting a step, from a slab; and visits a step."""
+    import safetensors.torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "small.safetensors")
+        model = dit.build(spec["blocks"], **SMALL)
+        safetensors.torch.save_file(model.state_dict(), file)
+        model.load_state_dict(safetensors.torch.load_file(file), assign=True)
+        model.requires_grad_(False)
+        twin = dit.on_gpu(model)
+        attachment = weightstream.attach(model, device="cuda:0", budget=int(dit.weight_bytes(model) * SMALL_BUDGET))
+        arguments = dit.inputs(256, SMALL["dim"])
+        step, resident = lambda: model(*arguments), lambda: twin(*arguments)
+        for _ in range(WARM_STEPS):
+            step(), resident()
+        before = attachment.stats()["unit_visits"]
+        count = max(50, spec["pairs"])
+        found = [(timed(step)[0], timed(resident)[0]) for _ in range(count)]
+        visits = (attachment.stats()["unit_visits"] - before) / count
+        attachment.detach()
+    if not visits:
+        raise RuntimeError("the small model did not stream")
+    host_us = statistics.median((mine - theirs) / visits for mine, theirs in found) * 1e6
+    say(f"host time a unit visit: {host_us:.1f} us, {visits:.0f} visits a step")
+    return host_us, visits
+
+
+def say(text):
+    """Progress."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

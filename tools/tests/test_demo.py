@@ -1,0 +1,70 @@
+"""The demo's parts that need no model: budgets, comparing, printing, aligned weights."""
+
+import copy
+
+import demo
+import memory
+import pytest
+import torch
+from budgets import parse_budget
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("67108864", 67108864), ("64MiB", 64 << 20), ("1.5 GiB", 3 << 29), ("25%w", 250), ("12.5%w", 125), ("2KB", 2000)],
+)
+def test_budgets_are_read(text, expected):
+    assert parse_budget(text, 1000) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "25%", "lots", "64 Mib", "1e9", "nan", "0%w"])
+def test_budgets_that_cannot_be_read_are_named(text):
+    with pytest.raises(ValueError, match="the budget"):
+        parse_budget(text, 1000)
+
+
+SPEC = {"device": "host", "threads": 1, "budget_bytes": 250}
+PREPARED = {"name": "a model", "weights_bytes": 1000}
+RESIDENT = {"outputs": {"tokens": [1, 2], "logits": ["a", "b"]}, "seconds_per_step": 0.5}
+STREAMED = {
+    "outputs": {"tokens": [1, 2], "logits": ["a", "b"]}, "seconds_per_step": 0.75, "tokens": 2, "text": "hello",
+    "peak_weight_bytes": 250, "streamed_bytes_per_step": 900, "link_bytes_per_second": 1500.0, "attach_seconds": 0.1,
+    "device_name": "emulated", "versions": {},
+}
+
+
+def test_the_result_has_what_the_readme_promises():
+    outcome = demo.compare(SPEC, "25%w", PREPARED, RESIDENT, STREAMED)
+    for key in ("device", "model", "weights_bytes", "budget_bytes", "peak_weight_bytes", "identical", "tokens", "streamed_bytes_per_step"):
+        assert key in outcome
+    assert outcome["identical"] is True
+    assert outcome["seconds_per_step"]["floor"] == pytest.approx(0.6)
+    text = demo.describe(outcome)
+    assert "identical to the resident run" in text and "within the budget" in text
+
+
+def test_one_different_bit_is_seen():
+    streamed = copy.deepcopy(STREAMED)
+    streamed["outputs"]["logits"][1] = "c"
+    outcome = demo.compare(SPEC, "25%w", PREPARED, RESIDENT, streamed)
+    assert outcome["identical"] is False and "DIFFERENT" in demo.describe(outcome)
+    over = demo.compare(SPEC, "25%w", PREPARED, RESIDENT, STREAMED | {"peak_weight_bytes": 251})
+    assert "OVER" in demo.describe(over)
+
+
+def test_auto_prefers_cuda_and_falls_back():
+    assert demo.devices("auto", cuda=True) == ["cuda:0", "host"]
+    assert demo.devices("auto", cuda=False) == ["host"]
+    assert demo.devices("cuda:1", cuda=True) == ["cuda:1"]
+
+
+def test_weights_are_aligned_and_stay_tied():
+    model = torch.nn.ModuleList([torch.nn.Linear(5, 7, bias=False), torch.nn.Linear(5, 7, bias=False)])
+    model[1].weight = model[0].weight
+    room = torch.zeros(40, dtype=torch.float32)
+    model[0].weight.data = room[1:36].view(7, 5)
+    values = model[0].weight.detach().clone()
+    assert memory.weight_bytes(model) == 140
+    memory.align_weights(model)
+    assert model[0].weight.data_ptr() % 512 == 0 and model[0].weight.data_ptr() == model[1].weight.data_ptr()
+    assert torch.equal(model[0].weight, values)

@@ -1,0 +1,79 @@
+"""The GPU gate's `run.py`, with a made-up bundle and a made-up device."""
+
+import json
+
+import pytest
+import run
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    """A bundle with one test program that passes two tests; Python's tests are not run."""
+    for folder in ("bin", "wheel", "wheels"):
+        (tmp_path / folder).mkdir()
+    program = tmp_path / "bin" / "gpu-driver-cuda"
+    program.write_text('#!/bin/sh\necho "test result: ok. 2 passed; 0 failed; 0 ignored; finished in 0.1s"\nexit $CODE\n')
+    manifest = {"commit": "abc", "binaries": [{"name": program.name, "tests": ["a", "b"]}], "python_tests": 3}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setattr(run, "probe", lambda: ("a GPU", None))
+    monkeypatch.setenv("CODE", "0")
+    return tmp_path
+
+
+def python_part(monkeypatch, passed, failed):
+    monkeypatch.setattr(run, "run_pytest", lambda environment, listed, only: run.part("pytest", listed, passed, failed))
+    monkeypatch.setattr(run, "packages", lambda: __import__("contextlib").nullcontext({}))
+
+
+def last_json(capfd):
+    return json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+
+
+def test_all_that_is_listed_passed(bundle, monkeypatch, capfd):
+    python_part(monkeypatch, 3, 0)
+    assert run.gate(["--json"]) == 0
+    assert last_json(capfd) | {"parts": 0} == {
+        "result": "green", "device": "a GPU", "commit": "abc", "passed": 5, "failed": 0, "missing": 0, "parts": 0,
+    }
+
+
+@pytest.mark.parametrize(("passed", "failed"), [(2, 0), (2, 1), (0, 0)])
+def test_fewer_than_listed_or_a_failure_is_red(bundle, monkeypatch, capfd, passed, failed):
+    python_part(monkeypatch, passed, failed)
+    assert run.gate(["--json"]) == 1
+    assert last_json(capfd)["result"] == "red"
+
+
+def test_a_part_of_the_tests_is_never_green(bundle, monkeypatch):
+    python_part(monkeypatch, 3, 0)
+    assert run.gate(["-k", "a"]) == 1
+
+
+def test_a_program_that_says_too_little_is_missing_tests(bundle, monkeypatch, capfd):
+    python_part(monkeypatch, 3, 0)
+    (bundle / "bin" / "gpu-driver-cuda").write_text("#!/bin/sh\necho crashed\nexit 101\n")
+    assert run.gate(["--json"]) == 1
+    assert last_json(capfd)["missing"] == 2
+
+
+def test_no_gpu_is_neither_green_nor_red(bundle, monkeypatch, capfd):
+    monkeypatch.setattr(run, "probe", lambda: (None, "PyTorch sees no GPU"))
+    assert run.gate(["--json"]) == 3
+    assert last_json(capfd)["why"] == "PyTorch sees no GPU"
+
+
+def test_skipped_tests_did_not_run(tmp_path):
+    report = tmp_path / "report.xml"
+    assert run.read_report(report) == (0, 0)
+    report.write_text('<testsuites><testsuite tests="7" failures="1" errors="1" skipped="2"/></testsuites>')
+    assert run.read_report(report) == (3, 2)
+
+
+def test_packages_in_parts_are_put_together(bundle, tmp_path):
+    for index in (10, 0, 1, 2):
+        (bundle / "wheels" / f"big-1-py3-none-any.whl.part{index}").write_text(f"{index},")
+    out = tmp_path / "out"
+    out.mkdir()
+    (whole,) = run.joined(out)
+    assert whole.name == "big-1-py3-none-any.whl" and whole.read_text() == "0,1,2,10,"
