@@ -1,1 +1,27 @@
-//! Run models larger than their VRAM budget at the speed of the link, with the same bits out.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod budget;
+mod builder;
+mod error;
+mod offloader;
+mod planned;
+mod report;
+mod request;
+
+pub use budget::Budget;
+pub use builder::OffloaderBuilder;
+pub use error::{Error, Result};
+pub use offloader::Offloader;
+pub use planned::PlannedOffloader;
+pub use report::{HostReport, Report};
+
+pub use gpu_driver::{
+    Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, DriverError, MemoryInfo, StreamHandle,
+};
+pub use offload_core::{
+    BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, TensorId, UnitId,
+    UnitPlan,
+};
+pub use pinned_pool::{HostBytes, HostError, HostLevel, KeepAlive, Placed, StoreOptions};
+pub use vmm_alloc::{AddressSpace, VmmError};

@@ -1,0 +1,67 @@
+//! Everything the facade can refuse, by which crate refused it.
+#![forbid(unsafe_code)]
+
+use gpu_driver::{Bytes, DriverError};
+use offload_core::{EngineError, PlanError};
+use pinned_pool::HostError;
+use vmm_alloc::VmmError;
+
+/// The result of a facade call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A refusal or failure. Nothing is half done when one is returned.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A budget that cannot be one.
+    #[error("the budget {given} cannot be used: {reason}")]
+    Budget {
+        /// The budget as it was given.
+        given: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor number the model does not have.
+    #[error("tensor {tensor} does not exist; the model has {count}")]
+    NoSuchTensor {
+        /// The number.
+        tensor: u32,
+        /// How many there are.
+        count: usize,
+    },
+    /// A tensor was handed over with a size that is not its own.
+    #[error("{name} was described with {described} and handed over with {given}")]
+    WrongSize {
+        /// The tensor.
+        name: String,
+        /// Its size in the description.
+        described: Bytes,
+        /// The size of the bytes.
+        given: Bytes,
+    },
+    /// Tensors were not handed over before the start.
+    #[error("{missing} of {count} tensors were not handed over, the first is {first}; hand over every tensor, then start")]
+    Missing {
+        /// How many.
+        missing: usize,
+        /// Of how many.
+        count: usize,
+        /// The name of the first.
+        first: String,
+    },
+    /// The model cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Host memory was refused.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Device memory was refused.
+    #[error(transparent)]
+    Memory(#[from] VmmError),
+    /// The device's driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}

@@ -1,0 +1,210 @@
+//! A model being streamed: the calls around its forwards, and its numbers.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
+use offload_core::{BlockId, Engine, EngineStats, Layout, ModelDesc, Plan, TensorId, UnitId, Units};
+use pinned_pool::HostBytes;
+use vmm_alloc::AddressSpace;
+
+use crate::builder::OffloaderBuilder;
+use crate::error::{Error, Result};
+use crate::planned::Stored;
+use crate::report::Report;
+use crate::request::Request;
+
+/// Streams one model through a memory budget.
+///
+/// ```text
+///   begin_step ─ enter(u) ─ use u's tensors at their addresses ─ leave(u) ─ … ─ end_step
+/// ```
+///
+/// Addresses never change. What lies behind them is right between `enter` and `leave` of the tensor's unit, for work
+/// submitted to the stream that was named; resident tensors are always right.
+#[derive(Debug)]
+pub struct Offloader {
+    engine: Engine,
+    driver: Arc<dyn Driver>,
+    names: Vec<String>,
+    model: ModelDesc,
+    layout: Layout,
+    request: Request,
+    store: Arc<Stored>,
+}
+
+impl Offloader {
+    /// Begins the description of a model for a device.
+    pub fn builder(driver: Arc<dyn Driver>) -> OffloaderBuilder {
+        OffloaderBuilder::new(driver)
+    }
+
+    pub(crate) fn new(
+        engine: Engine,
+        driver: Arc<dyn Driver>,
+        names: Vec<String>,
+        model: ModelDesc,
+        layout: Layout,
+        request: Request,
+        store: Arc<Stored>,
+    ) -> Self {
+        Self { engine, driver, names, model, layout, request, store }
+    }
+
+    /// Where a tensor is, for the life of the address range.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`].
+    pub fn address(&self, tensor: TensorId) -> Result<DeviceAddress> {
+        self.check(tensor)?;
+        Ok(self.engine.address(tensor))
+    }
+
+    /// A tensor's size.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`].
+    pub fn size(&self, tensor: TensorId) -> Result<Bytes> {
+        self.check(tensor)?;
+        Ok(self.layout.bytes(tensor))
+    }
+
+    /// Where a tensor's bytes are in host memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`].
+    pub fn host_bytes(&self, tensor: TensorId) -> Result<HostBytes> {
+        self.check(tensor)?;
+        let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.names.len() };
+        self.store.store.bytes_of(tensor.0).cloned().ok_or(missing)
+    }
+
+    /// The address range. Hold a clone for as long as anything may use an address in it.
+    pub fn lease(&self) -> Arc<AddressSpace> {
+        Arc::clone(self.engine.space())
+    }
+
+    /// The unit a tensor streams with now; `None` if all of its bytes are resident.
+    ///
+    /// A tensor that straddles two units belongs to both; this gives the first. Cuts lie between tensors, so that does
+    /// not happen to units made by [`segment`](Self::segment).
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`].
+    pub fn unit_of(&self, tensor: TensorId) -> Result<Option<UnitId>> {
+        self.check(tensor)?;
+        let plan = self.engine.plan();
+        let start = self.layout.offset(tensor);
+        let end = start + self.layout.bytes(tensor).0;
+        let touches = |unit: &offload_core::UnitPlan| unit.streamed.start < end && start < unit.streamed.end;
+        Ok(plan.units.iter().position(touches).map(|unit| UnitId(unit as u32)))
+    }
+
+    /// The units, by [`UnitId`]: the first tensor on the line of each and the block it belongs to.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.engine.plan()
+    }
+
+    /// A step begins; what the one before left open is closed.
+    ///
+    /// # Errors
+    /// See [`Engine::begin_step`].
+    pub fn begin_step(&self, stream: StreamHandle) -> Result<()> {
+        Ok(self.engine.begin_step(stream)?)
+    }
+
+    /// A step ends.
+    ///
+    /// # Errors
+    /// See [`Engine::end_step`].
+    pub fn end_step(&self, stream: StreamHandle) -> Result<()> {
+        Ok(self.engine.end_step(stream)?)
+    }
+
+    /// A unit's turn begins, for work submitted to `stream` from here on.
+    ///
+    /// # Errors
+    /// See [`Engine::enter`].
+    pub fn enter(&self, unit: UnitId, stream: StreamHandle) -> Result<()> {
+        Ok(self.engine.enter(unit, stream)?)
+    }
+
+    /// A unit's turn ends.
+    ///
+    /// # Errors
+    /// See [`Engine::leave`].
+    pub fn leave(&self, unit: UnitId, stream: StreamHandle) -> Result<()> {
+        Ok(self.engine.leave(unit, stream)?)
+    }
+
+    /// Gives up a step whose thread will not end it.
+    pub fn abandon_step(&self) {
+        self.engine.abandon_step();
+    }
+
+    /// Cuts blocks into segments, between steps. For a block, `cuts` names the tensors that start a new segment; a
+    /// block that is not named stays whole. Units are numbered anew: block by block, the segments of a block in address
+    /// order. `order` is the expected order of their visits; unit order if not given.
+    ///
+    /// # Errors
+    /// A tensor that is not of the block or not on the line; a step under way. Nothing changes then.
+    pub fn segment(&self, cuts: &BTreeMap<BlockId, Vec<TensorId>>, order: Option<Vec<UnitId>>) -> Result<()> {
+        let mut offsets = BTreeMap::new();
+        for (&block, tensors) in cuts {
+            for &tensor in tensors {
+                self.check(tensor)?;
+                offsets.entry(block).or_insert_with(Vec::new).push(self.layout.offset(tensor));
+            }
+        }
+        let units = Units::segmented(&self.layout, &offsets, order)?;
+        let plan = self.request.plan(&self.layout, &units)?;
+        Ok(self.engine.replan(plan)?)
+    }
+
+    /// Keeps tensors present until [`release`](Self::release), for use outside their turn. Gives the units to release.
+    ///
+    /// # Errors
+    /// See [`Engine::hold`]: units that share ring memory cannot be held together.
+    pub fn hold(&self, tensors: &[TensorId], stream: StreamHandle) -> Result<Vec<UnitId>> {
+        let mut units = BTreeSet::new();
+        for &tensor in tensors {
+            units.extend(self.unit_of(tensor)?);
+        }
+        let units: Vec<UnitId> = units.into_iter().collect();
+        self.engine.hold(&units, stream)?;
+        Ok(units)
+    }
+
+    /// Ends a [`hold`](Self::hold).
+    ///
+    /// # Errors
+    /// See [`Engine::release`].
+    pub fn release(&self, units: &[UnitId], stream: StreamHandle) -> Result<()> {
+        Ok(self.engine.release(units, stream)?)
+    }
+
+    /// Counts since the start.
+    pub fn stats(&self) -> EngineStats {
+        self.engine.stats()
+    }
+
+    /// The plan, the memory and the counts, as data.
+    pub fn report(&self) -> Report {
+        Report::new(&self.driver, &self.engine, &self.model, &self.store.store)
+    }
+
+    /// Waits for everything submitted and gives all device memory back. Addresses still leased read 0xFF afterwards.
+    /// Blocks. Closing twice is no error.
+    ///
+    /// # Errors
+    /// See [`Engine::close`].
+    pub fn close(&self) -> Result<()> {
+        Ok(self.engine.close()?)
+    }
+
+    fn check(&self, tensor: TensorId) -> Result<()> {
+        let count = self.names.len();
+        if (tensor.0 as usize) < count { Ok(()) } else { Err(Error::NoSuchTensor { tensor: tensor.0, count }) }
+    }
+}
