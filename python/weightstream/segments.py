@@ -1,12 +1,12 @@
 """Cuts blocks into segments, from what a recorder saw: pure functions of ownership and traces.
 
-A segment is a run of a block's tensors, consecutive in registration order, that is read between the entry of its first
+A segment is a run of a block's tensors, consecutive in the block's order, that is read between the entry of its first
 anchor and the exit of its last. An anchor is the innermost module call in which a tensor is read. Calls that overlap
-merge (the outermost of nested anchors wins), and so do segments that run out of registration order. A block stays one
+merge (the outermost of nested anchors wins), and so do segments that run out of the block's order. A block stays one
 unit where that is all that is safe: a tensor never seen read, read in the block's own forward or outside it, or an
 order that changes.
 
-    registration order   q        k        v        out      up       down
+    order of the block   q        k        v        out      up       down
     executed             2        3        1        4        5        6         v before q: one chunk
     segments             [ q        k        v ]    [out]    [up]     [down]
 """
@@ -27,6 +27,8 @@ SMALL_SHARE = 128
 """A tensor of at most its block's bytes divided by this is small, and lies in the base region."""
 SMALL_BYTES = 1 << 20
 """No tensor above this is small."""
+SMALL_TOGETHER = 16
+"""A block whose small tensors are more than its bytes divided by this is made of them, and streams them all."""
 
 
 class Reason(enum.Enum):
@@ -39,7 +41,7 @@ class Reason(enum.Enum):
     ORDER = "the order of reads changes"
     NESTED = "it runs inside another block or runs one"
     OVERLAP = "its reads overlap"
-    UNORDERED = "its reads do not follow the order of registration"
+    UNORDERED = "its reads do not follow the order in which its tensors lie"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class Segment:
     """Tensors that come and go together, and the module calls between which they are read."""
 
     tensors: tuple[int, ...]
-    """Consecutive in the block's registration order, small tensors left out."""
+    """Consecutive in the block's order, small tensors left out."""
     anchors: tuple[nn.Module, ...]
     """Modules in whose calls they are read, by first entry. Entering any of them must make the segment present."""
     last_anchor: nn.Module
@@ -64,7 +66,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class SegmentPlan:
-    """A block's segments, in registration order, which is the order they run in."""
+    """A block's segments in the block's order, which is the order they run in."""
 
     block: int
     """The block."""
@@ -89,12 +91,16 @@ class StepPlan:
 
 
 def small_tensors(ownership: Ownership) -> set[int]:
-    """Tensors of blocks so small that streaming them gains nothing."""
+    """Tensors of blocks so small that streaming them gains nothing: those that the native layout puts in the base."""
     small: set[int] = set()
     for block in ownership.blocks:
-        total = sum(ownership.tensors[number].nbytes for number in block.tensors)
+        sizes = {number: ownership.tensors[number].nbytes for number in block.tensors}
+        total = sum(sizes.values())
         limit = min(total // SMALL_SHARE, SMALL_BYTES)
-        small.update(number for number in block.tensors if ownership.tensors[number].nbytes <= limit)
+        together = sum(size for size in sizes.values() if size <= limit)
+        if together > total // SMALL_TOGETHER:
+            limit = 0
+        small.update(number for number, size in sizes.items() if size <= limit)
     return small
 
 

@@ -172,9 +172,7 @@ def _unique(members: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Modu
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether the module can be called: lists and bare nn.Module namespaces cannot."""
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
-        return False
+    """Whether the module can be called: plain lists and bare nn.Module namespaces cannot."""
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 

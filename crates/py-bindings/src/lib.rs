@@ -1,1 +1,23 @@
-//! The Python module: converts, decides nothing.
+//! The Python module `weightstream._native`: a thin mirror of the Rust facade. It converts and decides nothing.
+//!
+//! Every class is frozen, with locks inside, so that it is sound from any thread. No panic crosses into Python: each
+//! call is guarded, and an error is raised as a class of `weightstream.errors`. What each class and function means is
+//! said once, in `_native.pyi` beside the package.
+
+mod device;
+mod dlpack;
+mod error;
+mod offloader;
+mod plan;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<device::Device>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<offloader::Offloader>()?;
+    module.add_class::<offloader::Hold>()?;
+    module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
+}

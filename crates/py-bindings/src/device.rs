@@ -1,0 +1,111 @@
+//! Opening devices, and reading sizes and budgets as Python gives them.
+
+use std::sync::Arc;
+
+use gpu_driver::{Bytes, CopyOrder, CudaDriver, DeviceKind, DeviceOrdinal, Driver, HostDriver, HostOptions};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyString};
+use weightstream::Budget;
+
+use crate::error::{Class, Failure, guarded};
+
+/// A device's driver, opened.
+#[pyclass(frozen, module = "weightstream._native")]
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) driver: Arc<dyn Driver>,
+}
+
+#[pymethods]
+impl Device {
+    #[staticmethod]
+    fn cuda(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
+        let driver = py.detach(|| guarded(|| Ok(CudaDriver::open(DeviceOrdinal(ordinal))?)))?;
+        Ok(Self { driver: Arc::new(driver) })
+    }
+
+    #[staticmethod]
+    fn host(bytes: u64, granularity: u64, bandwidth: Option<u64>, order: &str, seed: u64) -> PyResult<Self> {
+        let order = match order {
+            "eager" => CopyOrder::Eager,
+            "lazy" => CopyOrder::Lazy,
+            "random" => CopyOrder::Random,
+            other => {
+                let text = format!("the copy order {other:?} is none of eager, lazy, random");
+                return Err(Failure::new(Class::Device, text).into());
+            }
+        };
+        let options = HostOptions::new(Bytes(bytes))
+            .granularity(Bytes(granularity))
+            .bandwidth(bandwidth)
+            .order(order)
+            .seed(seed);
+        Ok(guarded(|| Ok(Self { driver: Arc::new(HostDriver::new(options)?) }))?)
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.driver.device_info().kind {
+            DeviceKind::Cuda => "cuda",
+            DeviceKind::Host => "host",
+        }
+    }
+
+    #[getter]
+    fn ordinal(&self) -> u32 {
+        self.driver.device_info().ordinal.0
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.driver.device_info().name
+    }
+
+    #[getter]
+    fn total_memory(&self) -> u64 {
+        self.driver.device_info().total_memory.0
+    }
+
+    #[getter]
+    fn granularity(&self) -> u64 {
+        self.driver.device_info().granularity.0
+    }
+
+    fn free_memory(&self) -> PyResult<u64> {
+        Ok(guarded(|| Ok(self.driver.memory_info()?.free.0))?)
+    }
+}
+
+/// Bytes in a number or a text like "512MiB".
+#[pyfunction]
+pub(crate) fn parse_bytes(size: &Bound<'_, PyAny>) -> PyResult<u64> {
+    match budget(size)? {
+        Budget::Bytes(bytes) => Ok(bytes.0),
+        _ => Err(Failure::new(Class::Budget, format!("the size {size} is not a number of bytes")).into()),
+    }
+}
+
+/// A budget as Python gives it: None, a number of bytes, or a text.
+pub(crate) fn budget(given: &Bound<'_, PyAny>) -> PyResult<Budget> {
+    if given.is_none() {
+        return Ok(Budget::Open);
+    }
+    if let Ok(text) = given.cast::<PyString>() {
+        return text.to_str()?.parse().map_err(|error: weightstream::Error| Failure::from(error).into());
+    }
+    let refuse = |reason: &str| {
+        let shown = given.repr().map_or_else(|_| "?".into(), |text| text.to_string());
+        PyErr::from(Failure::new(Class::Budget, format!("the budget {shown} cannot be used: {reason}")))
+    };
+    if given.is_instance_of::<PyBool>() || !given.hasattr("__index__")? {
+        return Err(refuse("give bytes, \"512MiB\", \"2.2GB\" or \"30%\""));
+    }
+    let number: i128 =
+        given.call_method0("__index__")?.extract().map_err(|_| refuse("it is out of range"))?;
+    match u64::try_from(number) {
+        Ok(bytes) if bytes > 0 => Ok(Budget::Bytes(Bytes(bytes))),
+        Ok(_) => Err(refuse("it must be more than nothing")),
+        Err(_) if number < 0 => Err(refuse("it must be more than nothing")),
+        Err(_) => Err(refuse("no device has so much")),
+    }
+}

@@ -1,0 +1,130 @@
+//! Which Python class stands for which error, and the boundary that panics do not cross.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use weightstream::{DriverError, EngineError, Error, PlanError};
+
+/// The class of an error, by its name in `weightstream.errors`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    Budget,
+    Model,
+    Device,
+    State,
+    Internal,
+}
+
+impl Class {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Budget => "BudgetError",
+            Self::Model => "ModelError",
+            Self::Device => "DeviceError",
+            Self::State => "StateError",
+            Self::Internal => "InternalError",
+        }
+    }
+}
+
+/// An error on its way to Python: made without the interpreter, raised with it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) class: Class,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(class: Class, text: impl Into<String>) -> Self {
+        Self { class, text: text.into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let class = match &error {
+            Error::Budget { .. } | Error::Plan(PlanError::BudgetTooSmall { .. }) => Class::Budget,
+            Error::Plan(PlanError::ModelTooLarge { .. }) => Class::Model,
+            Error::Plan(PlanError::BadGranule { .. }) => Class::Device,
+            Error::Engine(engine) => of_engine(engine),
+            Error::Host(_) | Error::Memory(_) | Error::Driver(_) => Class::Device,
+            _ => Class::Internal,
+        };
+        Self { class, text: error.to_string() }
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Self {
+        Self::new(Class::Device, error.to_string())
+    }
+}
+
+fn of_engine(error: &EngineError) -> Class {
+    match error {
+        EngineError::Conflict { .. }
+        | EngineError::OtherThread
+        | EngineError::InStep { .. }
+        | EngineError::NoStep
+        | EngineError::Held { .. }
+        | EngineError::Capturing { .. }
+        | EngineError::StepFailed
+        | EngineError::Closed => Class::State,
+        EngineError::PageLimit { .. } => Class::Budget,
+        EngineError::Memory(_) | EngineError::Host(_) | EngineError::Driver(_) => Class::Device,
+        _ => Class::Internal,
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        Python::attach(|py| {
+            let raised = py
+                .import("weightstream.errors")
+                .and_then(|module| module.getattr(failure.class.name()))
+                .and_then(|class| class.call1((failure.text.as_str(),)));
+            match raised {
+                Ok(error) => Self::from_value(error),
+                // The package is broken or half torn down: the text still gets out.
+                Err(_) => PyRuntimeError::new_err(failure.text),
+            }
+        })
+    }
+}
+
+/// Runs `call`, turning a panic into an error: no panic crosses into Python.
+pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<&str>()
+            .map(ToString::to_string)
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "no message".into());
+        Err(Failure::new(Class::Internal, format!("internal error: {text}; please report this")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn refusals_have_the_class_that_says_who_can_mend_them() {
+        let class = |error: Error| Failure::from(error).class;
+        assert_eq!(class(Error::Budget { given: "-1".into(), reason: "r".into() }), Class::Budget);
+        assert_eq!(class(EngineError::OtherThread.into()), Class::State);
+        assert_eq!(class(EngineError::Closed.into()), Class::State);
+        assert_eq!(class(DriverError::LibraryMissing.into()), Class::Device);
+        assert_eq!(class(EngineError::Internal { what: "w" }.into()), Class::Internal);
+        assert_eq!(class(Error::NoSuchTensor { tensor: 1, count: 1 }), Class::Internal);
+    }
+
+    #[test]
+    fn a_panic_is_an_error_with_its_text() {
+        let failure = guarded::<()>(|| panic!("the {} broke", "axle")).unwrap_err();
+        assert_eq!(failure.class, Class::Internal);
+        assert!(failure.text.contains("the axle broke"), "{}", failure.text);
+    }
+}

@@ -1,0 +1,161 @@
+//! A model being streamed, as Python sees it.
+//!
+//! Blocking calls release the interpreter. On CUDA entering and leaving enqueue only, and releasing would cost as much
+//! as they do; on the emulator they wait for copies, so it is released there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pyo3::prelude::*;
+use weightstream::{BlockId, DeviceKind, EngineError, Offloader as Facade, StreamHandle, TensorId, UnitId};
+
+use crate::dlpack;
+use crate::error::{Class, Failure, guarded};
+
+/// A model being streamed.
+#[pyclass(frozen, module = "weightstream._native")]
+#[derive(Debug)]
+pub(crate) struct Offloader {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Empty once closed: dropping the facade unlocks host memory.
+    facade: RwLock<Option<Facade>>,
+    /// Whether entering and leaving wait.
+    waits: bool,
+}
+
+impl Inner {
+    /// Runs `call` on the facade, with the interpreter released if `waits`.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        waits: bool,
+        call: impl FnOnce(&Facade) -> Result<T, weightstream::Error> + Send,
+    ) -> PyResult<T> {
+        let run = || {
+            guarded(|| {
+                let facade = self.facade.read().unwrap_or_else(PoisonError::into_inner);
+                let facade = facade.as_ref().ok_or(weightstream::Error::Engine(EngineError::Closed))?;
+                Ok(call(facade)?)
+            })
+        };
+        Ok(if waits { py.detach(run) } else { run() }?)
+    }
+}
+
+impl Offloader {
+    pub(crate) fn new(facade: Facade, kind: DeviceKind) -> Self {
+        Self { inner: Arc::new(Inner { facade: RwLock::new(Some(facade)), waits: kind == DeviceKind::Host }) }
+    }
+}
+
+#[pymethods]
+impl Offloader {
+    fn address(&self, py: Python<'_>, tensor: u32) -> PyResult<u64> {
+        self.inner.with(py, false, |facade| Ok(facade.address(TensorId(tensor))?.0))
+    }
+
+    fn capsule<'py>(&self, py: Python<'py>, tensor: u32) -> PyResult<Bound<'py, PyAny>> {
+        let (lease, address, size) = self.inner.with(py, false, |facade| {
+            Ok((facade.lease(), facade.address(TensorId(tensor))?, facade.size(TensorId(tensor))?))
+        })?;
+        dlpack::device_capsule(py, lease, address, size)
+    }
+
+    fn unit_of(&self, py: Python<'_>, tensor: u32) -> PyResult<Option<u32>> {
+        self.inner.with(py, false, |facade| Ok(facade.unit_of(TensorId(tensor))?.map(|unit| unit.0)))
+    }
+
+    fn begin_step(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        self.inner.with(py, self.inner.waits, |facade| facade.begin_step(StreamHandle(stream)))
+    }
+
+    fn end_step(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        self.inner.with(py, self.inner.waits, |facade| facade.end_step(StreamHandle(stream)))
+    }
+
+    fn enter(&self, py: Python<'_>, unit: u32, stream: u64) -> PyResult<()> {
+        self.inner.with(py, self.inner.waits, |facade| facade.enter(UnitId(unit), StreamHandle(stream)))
+    }
+
+    fn leave(&self, py: Python<'_>, unit: u32, stream: u64) -> PyResult<()> {
+        self.inner.with(py, self.inner.waits, |facade| facade.leave(UnitId(unit), StreamHandle(stream)))
+    }
+
+    fn abandon_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.with(py, false, |facade| {
+            facade.abandon_step();
+            Ok(())
+        })
+    }
+
+    fn segment(
+        &self,
+        py: Python<'_>,
+        cuts: BTreeMap<u32, Vec<u32>>,
+        order: Option<Vec<u32>>,
+    ) -> PyResult<()> {
+        let cuts = cuts
+            .into_iter()
+            .map(|(block, tensors)| (BlockId(block), tensors.into_iter().map(TensorId).collect()))
+            .collect();
+        let order = order.map(|order| order.into_iter().map(UnitId).collect());
+        self.inner.with(py, true, |facade| facade.segment(&cuts, order))
+    }
+
+    fn hold(&self, py: Python<'_>, tensors: Vec<u32>, stream: u64) -> PyResult<Hold> {
+        let tensors: Vec<TensorId> = tensors.into_iter().map(TensorId).collect();
+        let units = self.inner.with(py, true, |facade| facade.hold(&tensors, StreamHandle(stream)))?;
+        Ok(Hold { of: Arc::clone(&self.inner), units: RwLock::new(units) })
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let stats = self.inner.with(py, false, |facade| Ok(facade.stats()))?;
+        json(&stats)
+    }
+
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        let report = self.inner.with(py, false, |facade| Ok(facade.report()))?;
+        json(&report)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| {
+            guarded(|| {
+                let mut facade = self.inner.facade.write().unwrap_or_else(PoisonError::into_inner);
+                if let Some(open) = facade.as_ref() {
+                    open.close()?;
+                }
+                *facade = None;
+                Ok(())
+            })
+        })?)
+    }
+}
+
+/// Tensors kept present out of turn.
+#[pyclass(frozen, module = "weightstream._native")]
+#[derive(Debug)]
+pub(crate) struct Hold {
+    of: Arc<Inner>,
+    units: RwLock<Vec<UnitId>>,
+}
+
+#[pymethods]
+impl Hold {
+    fn release(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let units = std::mem::take(&mut *self.units.write().unwrap_or_else(PoisonError::into_inner));
+        let closed = self.of.facade.read().unwrap_or_else(PoisonError::into_inner).is_none();
+        if units.is_empty() || closed {
+            return Ok(());
+        }
+        self.of.with(py, true, |facade| facade.release(&units, StreamHandle(stream)))
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| Failure::new(Class::Internal, error.to_string()).into())
+}

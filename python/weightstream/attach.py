@@ -1,0 +1,144 @@
+"""`attach`: makes a model stream its weights. Either all of it happens or none."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Union
+
+import torch
+from torch import nn
+
+from ._native import Plan
+from .attachment import Attachment
+from .binding import Binding
+from .checks import MARK, check_model
+from .devices import DeviceArgument, Target, open_target
+from .errors import BudgetError
+from .overrides import Overrides
+from .ownership import Ownership, collect
+from .refusals import refuse_changes
+from .runtime import Runtime
+from .steps import ModelSteps, streaming_blocks
+from .subclasses import DeviceForms
+from .towers import TowersArgument, find_towers
+from .unseen import StorageWatch
+from .wrap import wrap_root
+
+__all__ = ["attach"]
+
+
+def attach(
+    model: nn.Module,
+    *,
+    device: DeviceArgument = "auto",
+    budget: Union[int, str, None] = None,
+    look_ahead: Union[int, None] = None,
+    towers: TowersArgument = None,
+) -> Attachment:
+    """Makes `model`, which is in CPU memory, run on `device` with at most `budget` of device memory for its weights.
+
+    device: "auto" takes CUDA if PyTorch sees a GPU and its driver can stream, else the emulator in host memory;
+        "cuda", "cuda:1", "host" or a `HostDevice` say which. `report()["reason"]` says why.
+    budget: bytes, or a text: "512MiB" (KiB to TiB are powers of 1024), "1.5GB" (powers of 1000), "30%" of the device's
+        memory. It counts every page that holds weights or buffers, rounding included. None takes 60 % of the device
+        memory that is free now.
+    look_ahead: the most units that are copied ahead of the one that computes; None lets the planner choose.
+    towers: the lists of repeated blocks to stream, by name or module; None finds them.
+
+    The model then computes on the device, with the same bits out. Inputs go to `attachment.device`. Parameters do not
+    require grad while attached. Refused, with nothing changed: see `weightstream.errors`.
+    """
+    check_model(model)
+    if look_ahead is not None:
+        look_ahead = _count(look_ahead)
+    target = open_target(device)
+    forms = DeviceForms(target.device)
+    ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
+    binding = Binding(ownership, forms, target.device)
+    plan = _plan(target, ownership, binding, budget, look_ahead)
+    watch = StorageWatch(ownership)
+    in_place = binding.hand_over(plan)
+    runtime = Runtime(plan.start(), target)
+    overrides = Overrides()
+    try:
+        binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
+        forms.forget()
+        attachment = _wrap(model, ownership, binding, runtime, overrides)
+    except BaseException:
+        overrides.restore()
+        binding.unbind()
+        runtime.offloader.close()
+        raise
+    attachment._facts.update(_facts(target, ownership, watch.survivors(in_place), in_place))
+    return attachment
+
+
+def _wrap(
+    model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime, overrides: Overrides
+) -> Attachment:
+    root = model.forward
+    steps = ModelSteps(model, ownership, binding, runtime)
+    attachment = Attachment(model, ownership, binding, runtime, steps, overrides, {"notes": []})
+    if id(model) not in {id(block.module) for block in streaming_blocks(ownership)}:
+        overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
+    refuse_changes(model, binding, overrides)
+    for module in model.modules():
+        overrides.set(module, MARK, attachment)
+    return attachment
+
+
+def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None) -> Plan:
+    """The native plan for the model's tensors; refuses what does not fit."""
+    numbers = binding.numbers
+    blocks = streaming_blocks(ownership)
+    towers = [
+        (
+            tower.name,
+            [
+                (block.name, [numbers[i] for i in block.tensors if i in numbers])
+                for block in blocks
+                if block.tower == position
+            ],
+        )
+        for position, tower in enumerate(ownership.towers)
+    ]
+    return Plan(
+        target.native,
+        [(ownership.tensors[i].name, ownership.tensors[i].nbytes) for i in numbers],
+        [numbers[i] for i in ownership.base if i in numbers],
+        [tower for tower in towers if tower[1]],
+        budget,
+        look_ahead,
+        target.poison,
+    )
+
+
+def _facts(target: Target, ownership: Ownership, survivors: list[str], in_place: list[str]) -> dict[str, Any]:
+    """What attach noticed, for the report."""
+    notes = []
+    if survivors:
+        notes.append(f"old storages still alive, kept by views or caches outside the model: {', '.join(survivors[:8])}")
+    if ownership.unseen:
+        paths = ", ".join(unseen.path for unseen in ownership.unseen[:8])
+        notes.append(f"not registered in the module tree, so not managed: {paths}")
+    return {
+        "device": str(target.device) if not target.emulated else f"host ({target.native.name})",
+        "reason": target.reason,
+        "model_bytes": ownership.nbytes,
+        "towers": {tower.name: len(tower.blocks) for tower in ownership.towers},
+        "in_place": in_place,
+        "survivors": survivors,
+        "unregistered": [unseen.path for unseen in ownership.unseen],
+        "notes": notes,
+        "torch": torch.__version__,
+    }
+
+
+def _count(look_ahead: Any) -> int:
+    try:
+        count = operator.index(look_ahead)
+    except TypeError:
+        count = -1
+    if count < 0 or isinstance(look_ahead, bool):
+        raise BudgetError(f"look_ahead is {look_ahead!r}; give a number of units from 0 up, or None")
+    return count

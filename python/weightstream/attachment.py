@@ -1,0 +1,145 @@
+"""A model that is attached: what can be asked of it, and how to get the plain model back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .binding import Binding
+from .errors import ModelError, StateError
+from .overrides import Overrides
+from .ownership import Ownership
+from .runtime import Runtime
+from .steps import ModelSteps
+
+__all__ = ["Attachment"]
+
+
+class Attachment:
+    """What `attach` returns. As a context manager it detaches at the end.
+
+    It lives as long as the model, so it need not be kept: an attached model keeps working without it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ownership: Ownership,
+        binding: Binding,
+        runtime: Runtime,
+        steps: ModelSteps,
+        overrides: Overrides,
+        facts: dict[str, Any],
+    ) -> None:
+        """Made by `attach` only."""
+        self._model = model
+        self._ownership = ownership
+        self._binding = binding
+        self._runtime = runtime
+        self._steps = steps
+        self._overrides = overrides
+        self._facts = facts
+        self._detached = False
+        self._last: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self._model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes: give it inputs there. The CPU for the emulator."""
+        return self._runtime.target.device
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model is attached still."""
+        return not self._detached
+
+    def detach(self) -> nn.Module:
+        """Gives the plain CPU model back: same objects, same bits, ties and requires_grad as before. Blocks.
+
+        Works after errors too, and a second call does nothing.
+        """
+        if self._detached:
+            return self._model
+        runtime = self._runtime
+        runtime.check_process("detach")
+        if runtime.open:
+            if runtime.inside():
+                raise StateError("detach was called while the model is running; let its forward end first")
+            runtime.recover()
+        runtime.target.synchronize()
+        self._last = (self.stats(), self.report())
+        self._detached = True
+        self._steps.restore()
+        self._overrides.restore()
+        try:
+            self._binding.unbind()
+        finally:
+            # What is held here would keep the model's old storages alive into a next attach.
+            del self._binding, self._ownership, self._steps
+            runtime.offloader.close()
+        return self._model
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since attach: steps, visits, copies and their bytes, and what they cost. The last ones if detached."""
+        return dict(self._last[0]) if self._detached else json.loads(self._runtime.offloader.stats())
+
+    def report(self) -> dict[str, Any]:
+        """The plan, the memory it takes, and what was noticed about the model. The last one if detached."""
+        if self._detached:
+            return dict(self._last[1])
+        native = json.loads(self._runtime.offloader.report())
+        notes = [*self._facts["notes"], *self._steps.notes, *native.pop("notes", ())]
+        return {**native, **self._facts, "segments": dict(self._steps.segments), "notes": notes}
+
+    @contextmanager
+    def resident(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Keeps the weights of `module` on the device, to compute with them outside their turn.
+
+        They take ring memory meanwhile: other units that share it cannot run until the end of the block.
+        """
+        if self._detached:
+            raise StateError("the model is detached; its weights are plain CPU tensors")
+        within = {id(part) for part in module.modules()}
+        tensors = [
+            owned.index
+            for owned in self._ownership.tensors
+            if owned.nbytes and any(id(user.module) in within for user in owned.users)
+        ]
+        if id(module) not in {id(part) for part in self._model.modules()}:
+            raise ModelError(f"this {type(module).__name__} is not part of the attached model")
+        runtime = self._runtime
+        runtime.check_process("resident")
+        hold = runtime.offloader.hold([self._binding.numbers[tensor] for tensor in tensors], runtime.stream())
+        for tensor in tensors:
+            runtime.held[tensor] = runtime.held.get(tensor, 0) + 1
+        try:
+            yield module
+        finally:
+            for tensor in tensors:
+                runtime.held[tensor] -= 1
+                if not runtime.held[tensor]:
+                    del runtime.held[tensor]
+            hold.release(runtime.stream())
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        state = "detached" if self._detached else f"attached to {self._facts['device']}"
+        return f"<Attachment of {type(self._model).__name__}, {state}>"
+

@@ -1,0 +1,64 @@
+"""What an attached model does when it is moved, copied, loaded into or saved: one behaviour each.
+
+| call                                            | an attached model |
+|-------------------------------------------------|-------------------|
+| `state_dict()`                                  | gives CPU tensors: the host's bytes of parameters, copies of buffers |
+| `to()`, `cuda()`, `half()`, `share_memory()`, … | `StateError` |
+| `load_state_dict()`                             | `StateError` |
+| `copy.deepcopy()`, `pickle`, `torch.save`       | `StateError` |
+| `nn.DataParallel` replicas                      | `StateError` |
+
+The tensors of `state_dict()` are the bytes that are streamed, not copies of them: read them, do not write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .binding import Binding
+from .errors import StateError
+from .overrides import Overrides
+
+__all__ = ["refuse_changes"]
+
+_REFUSED = {
+    "_apply": "moved, cast or shared (to, cuda, cpu, half, share_memory)",
+    "_load_from_state_dict": "loaded into (load_state_dict)",
+    "__deepcopy__": "deep-copied",
+    "__reduce_ex__": "pickled or saved whole; save its state_dict()",
+    "_replicate_for_data_parallel": "replicated (nn.DataParallel)",
+}
+
+
+def refuse_changes(model: nn.Module, binding: Binding, overrides: Overrides) -> None:
+    """Puts the behaviours above on every module of `model`."""
+    for name, module in model.named_modules():
+        where = name or type(model).__name__
+        for method, what in _REFUSED.items():
+            overrides.set(module, method, _refusal(where, what))
+        overrides.set(module, "_save_to_state_dict", _saver(module, module._save_to_state_dict, binding))
+
+
+def _refusal(where: str, what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise StateError(f"{where} is attached and cannot be {what}; detach() it first")
+
+    return refuse
+
+
+def _saver(module: nn.Module, save: Callable[..., None], binding: Binding) -> Callable[..., None]:
+    def save_host_bytes(destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        save(destination, prefix, keep_vars)
+        if keep_vars:
+            return
+        for entries in (module._parameters, module._buffers):
+            for name, tensor in entries.items():
+                if isinstance(tensor, Tensor) and isinstance(destination.get(prefix + name), Tensor):
+                    host = binding.host_value(tensor)
+                    if host is not None:
+                        destination[prefix + name] = host.detach()
+
+    return save_host_bytes

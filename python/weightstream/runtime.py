@@ -1,0 +1,128 @@
+"""Whose turn it is: the state that the wrapped forwards of one attached model share.
+
+Entering and leaving go straight to the engine. What is kept here tells the odd cases apart: a module called inside its
+own turn, a second thread, a forked child, a stream being captured, and turns that a lost exit (an interrupt between two
+bytecodes) left open.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from ._native import Offloader
+from .devices import Target
+from .errors import StateError, WeightstreamError
+
+__all__ = ["ROOT", "Runtime"]
+
+ROOT = -1
+"""Stands for the root's forward among the open units."""
+
+
+class Runtime:
+    """The open turns of one model and the way to its engine."""
+
+    def __init__(self, offloader: Offloader, target: Target) -> None:
+        self.offloader = offloader
+        self.target = target
+        self.stream: Callable[[], int] = target.stream_getter()
+        self.open: list[int] = []
+        """Units that are entered, oldest first, and below zero marks: `ROOT`, segmented blocks. Empty between calls."""
+        self.thread = 0
+        """The thread that opened them."""
+        self.held: dict[int, int] = {}
+        """How often each owned tensor is held by `resident`."""
+        self.unit_of: dict[int, int] = {}
+        """The unit of each owned tensor that streams; what is not in it is always present."""
+        self.wrappers: set[CodeType] = set()
+        """The code of the wrapped forwards, by which a frame of theirs is known."""
+        self._pid = os.getpid()
+
+    def presence_of(self, tensor: int) -> Callable[[], bool]:
+        """A function that says whether the owned tensor's bytes are on the device now."""
+
+        def present() -> bool:
+            unit = self.unit_of.get(tensor)
+            return unit is None or unit in self.open or tensor in self.held
+
+        return present
+
+    def arrive(self, unit: int, name: str) -> bool:
+        """Called by a wrapped forward before a turn that is not plainly the next one of a running step.
+
+        True if the call is made inside the unit's own turn, which is then already open. Raises StateError if the caller
+        may not enter.
+        """
+        self.check_process(name)
+        if not self.open:
+            self.check_stream(name)
+        elif self.thread != get_ident():
+            if self._running(sys._current_frames().get(self.thread)):
+                raise StateError(
+                    f"{name} was called from a second thread while another runs the model; an attached model is run by "
+                    f"one thread at a time"
+                )
+            self.recover()
+        else:
+            caller = sys._getframe(2)
+            if not self._running(caller):
+                self.recover()
+            elif unit == ROOT or (unit in self.open and self._running(caller, unit)):
+                return True
+            elif unit in self.open:
+                self.open.remove(unit)
+                self.abandon(unit)
+        self.thread = get_ident()
+        return False
+
+    def check_process(self, name: str) -> None:
+        """Refuses forked children: they share the addresses and have no engine."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                f"{name} was called in a forked child of the process that attached it; attach after forking, or use the "
+                f"spawn start method"
+            )
+
+    def check_stream(self, name: str) -> None:
+        """Refuses a stream that somebody captures: copies would be frozen into their graph."""
+        if not self.target.emulated and torch.cuda.is_current_stream_capturing():
+            raise StateError(f"{name} was called while its stream is being captured into a CUDA graph; run it eagerly")
+
+    def abandon(self, unit: int) -> None:
+        """Leaves a unit after an error, which is what the caller sees: a second error is not raised over it."""
+        try:
+            self.offloader.leave(unit, self.stream())
+        except WeightstreamError:
+            pass  # it was not entered: the error came from there
+
+    def recover(self) -> None:
+        """Closes what a lost exit left open."""
+        while self.open:
+            unit = self.open.pop()
+            if unit >= 0:
+                self.abandon(unit)
+        try:
+            self.offloader.end_step(self.stream())
+        except WeightstreamError:
+            pass  # no step was open
+
+    def inside(self) -> bool:
+        """Whether the calling thread is in a forward of this model."""
+        return bool(self.open) and self._running(sys._getframe(1))
+
+    def _running(self, frame: FrameType | None, unit: int | None = None) -> bool:
+        """Whether a wrapped forward of this model (that of `unit`, if given) is on the stack that ends in `frame`."""
+        while frame is not None:
+            if frame.f_code in self.wrappers:
+                local: dict[str, Any] = frame.f_locals
+                if local.get("runtime") is self and (unit is None or local.get("unit") == unit):
+                    return True
+            frame = frame.f_back
+        return False

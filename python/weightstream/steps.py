@@ -1,0 +1,204 @@
+"""What happens around each step: is the model still what was bound, and how may its blocks be cut?
+
+The first step runs whole blocks while a recorder watches which operator reads what. From that the blocks are cut into
+segments, between steps. When the module tree, a forward or the active adapters change, the evidence is dropped: whole
+blocks again, and the next step is watched.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+from ._native import Hold
+from .anchors import SegmentedBlock
+from .binding import Binding
+from .errors import StateError, WeightstreamError
+from .evidence import Evidence
+from .overrides import Overrides
+from .ownership import Block, Ownership
+from .recorder import Recorder
+from .runtime import ROOT, Runtime
+from .segments import Segment, StepPlan, coarsen, plan_segments, small_tensors
+from .trace import Trace
+from .wrap import Forward, wrap_unit
+
+__all__ = ["ModelSteps", "streaming_blocks"]
+
+_LEAST_SEGMENT = 4 << 20
+"""Bytes below which a copy is far from the link's rate (47 of 55 GB/s at 4 MiB, 31 at 1 MiB)."""
+_LEAST_SHARE = 8
+"""A segment need not be larger than its block's bytes divided by this: small models have small blocks."""
+
+
+def streaming_blocks(ownership: Ownership) -> list[Block]:
+    """The blocks that own bytes, which are the native plan's blocks, in its order."""
+    return [block for block in ownership.blocks if any(ownership.tensors[i].nbytes for i in block.tensors)]
+
+
+class ModelSteps:
+    """The wrapped forwards of a model's units, and the watching that cuts them."""
+
+    def __init__(self, model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime) -> None:
+        """Wraps every block as one unit."""
+        self.notes: list[str] = []
+        """What was decided that a user may want to know, for the report."""
+        self.segments: dict[str, int] = {}
+        """Into how many segments each block is cut; empty while blocks are whole."""
+        self._model = model
+        self._ownership = ownership
+        self._binding = binding
+        self._runtime = runtime
+        self._blocks = streaming_blocks(ownership)
+        self._inner: dict[int, Forward] = {block.index: block.module.forward for block in self._blocks}
+        self._overrides = Overrides()
+        self._evidence: Evidence | None = None
+        self._recorder: Recorder | None = None
+        self._strays: dict[int, Hold] = {}
+        self._wrap_whole()
+
+    def restore(self) -> None:
+        """Takes the wrapped forwards off."""
+        self._overrides.restore()
+        self._release_strays()
+
+    def before(self) -> None:
+        """Raises StateError if a managed tensor was replaced; drops evidence that no longer holds."""
+        moved = self._binding.moved()
+        if moved is not None and not _in_functional_call():
+            raise StateError(
+                f"{moved} is not where attach put it: something replaced or moved it; detach() before changing weights"
+            )
+        if self._evidence is not None and not self._evidence.holds():
+            self._evidence = None
+            self.restore()
+            self._runtime.offloader.segment({}, None)
+            self._wrap_whole()
+
+    def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes the root's call, watched if there is no evidence yet."""
+        if self._evidence is not None:
+            return inner(*args, **kwargs)
+        self._recorder = None
+        recorder = Recorder(self._ownership, self._binding.addresses(), self._on_stray)
+        with recorder.recording():
+            result = inner(*args, **kwargs)
+        self._recorder = recorder
+        return result
+
+    def after(self) -> None:
+        """Cuts the blocks by what a watched step did."""
+        if self._recorder is None:
+            return
+        trace, self._recorder = self._recorder.trace(), None
+        if trace.complete:
+            self._cut(trace)
+
+    def _cut(self, trace: Trace) -> None:
+        """Puts segments in the place of whole blocks where the trace allows it."""
+        tensors = self._ownership.tensors
+        resident = small_tensors(self._ownership) | {tensor.index for tensor in tensors if not tensor.nbytes}
+        largest = max((sum(tensors[i].nbytes for i in block.tensors) for block in self._blocks), default=0)
+        plan = coarsen(
+            plan_segments(self._ownership, [trace], resident),
+            self._ownership,
+            min(_LEAST_SEGMENT, largest // _LEAST_SHARE),
+        )
+        segments = {block.index: _usable(plan, block) for block in self._blocks}
+        first: dict[int, int] = {}
+        count = 0
+        for block in self._blocks:
+            first[block.index] = count
+            count += max(1, len(segments[block.index]))
+        cuts = {
+            position: [self._binding.numbers[segment.tensors[0]] for segment in segments[block.index][1:]]
+            for position, block in enumerate(self._blocks)
+            if len(segments[block.index]) > 1
+        }
+        order: list[int] = []
+        for block_index, segment in plan.order:
+            if block_index in first:
+                unit = first[block_index] + (segment if len(segments[block_index]) > 1 else 0)
+                if not order or order[-1] != unit or segment == 0:
+                    order.append(unit)
+        self._release_strays()
+        try:
+            self._runtime.offloader.segment(cuts, order)
+        except WeightstreamError as error:
+            self.notes.append(f"blocks stay whole: {error}")
+        else:
+            self._wrap_segments(segments, first)
+        if plan.stray:
+            names = ", ".join(tensors[i].name for i in plan.stray[:4])
+            self.notes.append(f"kept on the device, since they are read outside their block's forward: {names}")
+            self._strays[-1] = self._hold(plan.stray)
+        self._evidence = Evidence(self._model, ignoring_forward_of=[self._model, *self._overrides.modules()])
+
+    def _wrap_whole(self) -> None:
+        """Makes each block one unit, numbered as the blocks are."""
+        self.segments = {}
+        for unit, block in enumerate(self._blocks):
+            self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
+            forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index])
+            self._overrides.set(block.module, "forward", forward)
+
+    def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
+        """Makes each block's segments its units, numbered block by block."""
+        self._overrides.restore()
+        names = {id(module): name for name, module in self._model.named_modules()}
+        for block in self._blocks:
+            parts, unit, inner = segments[block.index], first[block.index], self._inner[block.index]
+            self.segments[block.name] = max(1, len(parts))
+            if len(parts) <= 1:
+                self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
+                self._overrides.set(block.module, "forward", wrap_unit(self._runtime, unit, block.name, inner))
+                continue
+            # What no segment has is small and resident, but to say "absent" of it is safe and to say "present" is not.
+            self._runtime.unit_of.update(dict.fromkeys(block.tensors, _NEVER))
+            turn = SegmentedBlock(self._runtime, ROOT - 1 - block.index)
+            self._overrides.set(block.module, "forward", turn.wrap_block(block.name, inner))
+            for number, segment in enumerate(parts):
+                self._runtime.unit_of.update(dict.fromkeys(segment.tensors, unit + number))
+                for anchor in segment.anchors:
+                    calls = segment.last_calls if anchor is segment.last_anchor else None
+                    name = names.get(id(anchor), block.name)
+                    forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward)
+                    self._overrides.set(anchor, "forward", forward)
+
+    def _on_stray(self, tensor: int, block: int, operator: str) -> None:
+        """Makes a tensor present that a watched step reads outside its block's forward."""
+        if tensor not in self._strays:
+            self._strays[tensor] = self._hold([tensor])
+
+    def _hold(self, tensors: list[int]) -> Hold:
+        numbers = [self._binding.numbers[tensor] for tensor in tensors]
+        return self._runtime.offloader.hold(numbers, self._runtime.stream())
+
+    def _release_strays(self) -> None:
+        for hold in self._strays.values():
+            hold.release(self._runtime.stream())
+        self._strays.clear()
+
+
+_NEVER = -(1 << 62)
+"""A unit that is never open."""
+
+
+def _usable(plan: StepPlan, block: Block) -> tuple[Segment, ...]:
+    """A block's segments, or none if one module's calls would begin two of them."""
+    segments = plan.blocks[block.index].segments
+    anchors = [id(anchor) for segment in segments for anchor in segment.anchors]
+    alone = len(set(anchors)) == len(anchors) and id(block.module) not in anchors
+    return segments if alone else ()
+
+
+def _in_functional_call() -> bool:
+    """Whether `torch.func.functional_call` runs the model with weights of its own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_functional_call" and frame.f_code.co_filename.endswith("stateless.py"):
+            return True
+        frame = frame.f_back
+    return False

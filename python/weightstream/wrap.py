@@ -1,0 +1,117 @@
+"""The wrapped forwards: a step around the root's, a turn around each unit's.
+
+They are set on the instance and use no nn hooks, which would miss direct calls of `.forward` and interrupts, and would
+turn fused paths off. A turn costs two calls of the engine and about a microsecond of Python.
+
+The locals `runtime` and `unit` of these functions are read by `Runtime` to find its own frames on a stack.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from threading import get_ident
+from typing import Any, Protocol
+
+import torch
+
+from .errors import ForwardError, WeightstreamError
+from .runtime import ROOT, Runtime
+
+__all__ = ["Forward", "Steps", "refuse_grad", "wrap_root", "wrap_unit"]
+
+Forward = Callable[..., Any]
+
+
+class Steps(Protocol):
+    """What happens around a step."""
+
+    def before(self) -> None:
+        """Checks that the model is what was bound; raises otherwise."""
+
+    def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes the root's call, and may watch it."""
+
+    def after(self) -> None:
+        """Called when the step ended without an error."""
+
+
+_grad_enabled = torch.is_grad_enabled
+
+
+def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward) -> Forward:
+    """The forward `inner` as one turn of `unit`."""
+    enter, leave, stream, turns = runtime.offloader.enter, runtime.offloader.leave, runtime.stream, runtime.open
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not turns or turns[0] != ROOT or runtime.thread != get_ident() or unit in turns:
+            if runtime.arrive(unit, name):
+                return inner(*args, **kwargs)
+        graded = _grad_enabled()
+        if graded:
+            refuse_grad(name, "input", args)
+            refuse_grad(name, "input", kwargs.values())
+        # Noted before it is entered: what an interrupt leaves open is then known. An interrupt is raised as soon as
+        # `enter` returns, so entering belongs inside the try.
+        turns.append(unit)
+        try:
+            enter(unit, stream())
+            result = inner(*args, **kwargs)
+        except BaseException:
+            turns.pop()
+            runtime.abandon(unit)
+            raise
+        turns.pop()
+        leave(unit, stream())
+        if graded:
+            refuse_grad(name, "output", (result,))
+        return result
+
+    runtime.wrappers.add(forward.__code__)
+    return forward
+
+
+def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forward:
+    """The forward `inner` as one step."""
+    begin, end, stream, turns = runtime.offloader.begin_step, runtime.offloader.end_step, runtime.stream, runtime.open
+    unit = ROOT
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if runtime.arrive(unit, name):
+            return inner(*args, **kwargs)
+        steps.before()
+        turns.append(unit)
+        try:
+            begin(stream())
+            result = steps.run(inner, args, kwargs)
+        except BaseException:
+            turns.clear()
+            try:
+                end(stream())
+            except WeightstreamError:
+                pass  # the first error is the one to see
+            raise
+        turns.clear()
+        end(stream())
+        steps.after()
+        return result
+
+    runtime.wrappers.add(forward.__code__)
+    return forward
+
+
+def refuse_grad(name: str, what: str, values: Iterable[Any]) -> None:
+    """Raises ForwardError if a tensor in `values` requires grad: its gradient would silently be wrong."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                raise ForwardError(
+                    f"an {what} of {name} requires grad, and gradients through streamed weights would be wrong; "
+                    f"run under torch.no_grad() or torch.inference_mode()"
+                )
+        elif isinstance(value, (list, tuple)):
+            refuse_grad(name, what, value)
+        elif isinstance(value, dict):
+            refuse_grad(name, what, value.values())
