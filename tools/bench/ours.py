@@ -64,14 +64,13 @@ def at_budget(spec, model, twin, budget, total, link):
         for seq in spec["seqs"]:
             rows.append(at_length(spec, attachment, model, twin, seq, budget, total, link))
         used = device.used()
-        stats = attachment.stats()
         report = attachment.report()
         attachment.detach()
     for row in rows:
         row["identical"] = row["identical"] and identical
         row |= {"ready_s": ready, "peak_rss_bytes": host.peak, "vram_bytes": used}
-        row["peak_weight_bytes"] = stats["peak_weight_bytes"]
-    rows[0]["report"] = json.loads(json.dumps(report, default=str))
+        row["peak_weight_bytes"] = report["engine"]["page_bytes_peak"]
+    rows[0]["report"] = {key: report[key] for key in ("notes", "host", "reason") if key in report}
     return rows
 
 
@@ -86,8 +85,8 @@ def at_length(spec, attachment, model, twin, seq, budget, total, link):
     before = attachment.stats()
     found = pairs(step, resident, spec["pairs"])
     steps = 2 * spec["pairs"]
-    visits = (attachment.stats()["unit_visits"] - before["unit_visits"]) / steps
-    streamed = (attachment.stats()["streamed_bytes"] - before["streamed_bytes"]) / steps
+    visits = (attachment.stats()["visits"] - before["visits"]) / steps
+    streamed = (attachment.stats()["copied_bytes"] - before["copied_bytes"]) / steps
     compute = statistics.median(theirs for _, (_, theirs) in found)
     ideal = max(compute, max(0, total - budget) / link)
     step_time = statistics.median(mine for (_, mine), _ in found)
@@ -121,10 +120,10 @@ def host_time(spec):
         step, resident = lambda: model(*arguments), lambda: twin(*arguments)
         for _ in range(WARM_STEPS):
             step(), resident()
-        before = attachment.stats()["unit_visits"]
+        before = attachment.stats()["visits"]
         count = max(50, spec["pairs"])
         found = [(timed(step)[0], timed(resident)[0]) for _ in range(count)]
-        visits = (attachment.stats()["unit_visits"] - before) / count
+        visits = (attachment.stats()["visits"] - before) / count
         attachment.detach()
     if not visits:
         raise RuntimeError("the small model did not stream")

@@ -101,9 +101,12 @@ class SmolLm2:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         return model.eval(), AutoTokenizer.from_pretrained(folder)
 
-    def run(self, model, tokenizer, device, tokens):
-        """Generates; gives outputs to compare (tokens, and a hash of every step's logits), text, and step times."""
-        watch = _LogitsWatch()
+    def run(self, model, tokenizer, device, tokens, copied):
+        """Generates; gives outputs to compare (tokens, and a hash of every step's logits), text, and what steps took.
+
+        `copied()` is the number of bytes copied to the device so far.
+        """
+        watch = _LogitsWatch(copied)
         chat = [{"role": "user", "content": QUESTION}]
         inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(device)
         with torch.inference_mode():
@@ -115,21 +118,24 @@ class SmolLm2:
         outputs = {"tokens": new, "logits": watch.hashes}
         text = tokenizer.decode(new, skip_special_tokens=True)
         # The first step reads the prompt; the steps after it read one token each.
-        return {"outputs": outputs, "text": text, "tokens": len(new), "times": watch.times[1:]}
+        return {"outputs": outputs, "text": text, "tokens": len(new), "times": watch.times[1:], "copies": watch.copies[1:]}
 
 
 class _LogitsWatch:
-    """Called with the logits of every step: keeps their hash and the time since the step before."""
+    """Called with the logits of every step: keeps their hash, and time and copied bytes since the step before."""
 
-    def __init__(self):
-        self.hashes, self.times = [], []
+    def __init__(self, copied):
+        self.hashes, self.times, self.copies = [], [], []
+        self._copied, self._seen = copied, copied()
         self._last = time.perf_counter()
 
     def __call__(self, input_ids, scores):
-        # Hashing waits for the device and is not part of the step.
-        digest = hashlib.sha256(scores.float().cpu().numpy().tobytes()).hexdigest()
+        values = scores.float().cpu()  # waits for the device
         self.times.append(time.perf_counter() - self._last)
-        self.hashes.append(digest)
+        self.hashes.append(hashlib.sha256(values.numpy().tobytes()).hexdigest())
+        seen = self._copied()
+        self.copies.append(seen - self._seen)
+        self._seen = seen
         self._last = time.perf_counter()
         return scores
 
@@ -154,20 +160,22 @@ class MiniLm:
         quiet()
         return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
-    def run(self, model, tokenizer, device, tokens):
-        """Embeds the sentences several times; gives a hash of each time's embeddings, text, and step times."""
+    def run(self, model, tokenizer, device, tokens, copied):
+        """Embeds the sentences several times; gives a hash of each time's embeddings, text, and what steps took."""
         inputs = tokenizer(SENTENCES, padding=True, return_tensors="pt").to(device)
-        hashes, times = [], []
+        hashes, times, copies = [], [], []
         for _ in range(REPEATS):
+            seen = copied()
             start = time.perf_counter()
             with torch.inference_mode():
                 embeddings = self._embed(model, inputs).cpu()
             times.append(time.perf_counter() - start)
+            copies.append(copied() - seen)
             hashes.append(hashlib.sha256(embeddings.numpy().tobytes()).hexdigest())
         near, far = (embeddings[0] @ embeddings[1]).item(), (embeddings[0] @ embeddings[2]).item()
         text = f"{len(SENTENCES)} sentences; similarity of two paraphrases {near:.3f}, of two unrelated ones {far:.3f}"
         count = int(inputs["attention_mask"].sum())
-        return {"outputs": {"embeddings": hashes}, "text": text, "tokens": count, "times": times[1:]}
+        return {"outputs": {"embeddings": hashes}, "text": text, "tokens": count, "times": times[1:], "copies": copies[1:]}
 
     @staticmethod
     def _embed(model, inputs):

@@ -47,8 +47,8 @@ def streamed(spec, model):
         return {"why": str(error)}, NO_DEVICE
     attach_seconds = time.perf_counter() - start
     device = torch_device(spec["device"])
-    result = measured(model, loaded, tokenizer, device, spec["tokens"])
-    result |= usage(attachment)
+    result = measured(model, loaded, tokenizer, device, spec["tokens"], lambda: attachment.stats()["copied_bytes"])
+    result["peak_weight_bytes"] = attachment.report()["engine"]["page_bytes_peak"]
     attachment.detach()
     result["attach_seconds"] = attach_seconds
     result["link_bytes_per_second"] = link_rate(spec["device"])
@@ -57,19 +57,11 @@ def streamed(spec, model):
     return result, 0
 
 
-def usage(attachment):
-    """What the attachment says of memory and transfers."""
-    stats = attachment.stats()
-    return {
-        "peak_weight_bytes": stats["peak_weight_bytes"],
-        "streamed_bytes_per_step": stats["streamed_bytes_per_step"],
-    }
-
-
-def measured(model, loaded, tokenizer, device, tokens):
-    """Runs the model; the time of a step is the median, the first one left out."""
-    result = model.run(loaded, tokenizer, device, tokens)
+def measured(model, loaded, tokenizer, device, tokens, copied=lambda: 0):
+    """Runs the model; time and copied bytes of a step are medians, the first step left out."""
+    result = model.run(loaded, tokenizer, device, tokens, copied)
     result["seconds_per_step"] = statistics.median(result.pop("times"))
+    result["streamed_bytes_per_step"] = int(statistics.median(result.pop("copies")))
     return result
 
 

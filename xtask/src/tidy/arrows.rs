@@ -10,7 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["weightstream"]),
+    ("py-bindings", &["gpu-driver", "weightstream"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.

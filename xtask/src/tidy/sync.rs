@@ -4,6 +4,8 @@ use super::{Finding, SourceFile};
 use crate::workspace::Metadata;
 
 const FACADE: &str = "crates/weightstream/src/lib.rs";
+/// What the facade includes as its documentation, if it says so.
+const FACADE_README: &str = "crates/weightstream/README.md";
 
 /// Checks the pairs.
 pub fn check(metadata: &Metadata, files: &[SourceFile]) -> Vec<Finding> {
@@ -50,22 +52,32 @@ fn versions(metadata: &Metadata, files: &[SourceFile]) -> Vec<Finding> {
 
 /// The facade's crate example is shown, word for word, in the README.
 fn readme_example(files: &[SourceFile]) -> Option<Finding> {
-    let example = crate_example(text(files, FACADE)?)?;
+    let facade = text(files, FACADE)?;
+    let (origin, docs) = if facade.starts_with("#![doc = include_str!(\"../README.md\")]") {
+        (FACADE_README, text(files, FACADE_README)?.lines().collect())
+    } else {
+        (FACADE, crate_docs(facade))
+    };
+    let example = example(&docs)?;
     let readme = text(files, "README.md").unwrap_or_default();
     let shown = blocks(readme.lines(), "```rust").contains(&example);
     (!shown).then(|| {
-        Finding::new("README.md", 0, format!("no ```rust block equals the example that opens {FACADE}"))
+        Finding::new("README.md", 0, format!("no ```rust block equals the example that opens {origin}"))
     })
 }
 
-/// The first code block of a crate's documentation that is compiled, less the lines rustdoc hides.
-fn crate_example(source: &str) -> Option<String> {
+/// The lines of a crate's documentation.
+fn crate_docs(source: &str) -> Vec<&str> {
     let docs =
         source.lines().take_while(|line| line.starts_with("//!")).map(|line| line.trim_start_matches("//!"));
-    let docs = docs.map(|line| line.strip_prefix(' ').unwrap_or(line));
-    let docs: Vec<_> = docs.filter(|line| *line != "#" && !line.starts_with("# ")).collect();
-    let plain = blocks(docs.iter().copied(), "```").into_iter().next();
-    blocks(docs.iter().copied(), "```rust").into_iter().next().or(plain)
+    docs.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect()
+}
+
+/// The first code block of a documentation that is compiled, less the lines rustdoc hides.
+fn example(docs: &[&str]) -> Option<String> {
+    let docs = docs.iter().copied().filter(|line| *line != "#" && !line.starts_with("# "));
+    let plain = blocks(docs.clone(), "```").into_iter().next();
+    blocks(docs, "```rust").into_iter().next().or(plain)
 }
 
 /// The code blocks whose fence is exactly `fence`.
@@ -150,6 +162,11 @@ mod tests {
         assert!(readme_example(&[lib.clone(), other]).is_some());
         assert!(readme_example(&[lib]).is_some());
         assert_eq!(readme_example(&[fixture(FACADE, "//! Runs.\n")]), None);
+        let including = fixture(FACADE, "#![doc = include_str!(\"../README.md\")]\n");
+        let included = fixture(FACADE_README, "# A\n\n```rust\nlet a = 3;\n# Ok(())\n```\n");
+        let shown = fixture("README.md", "# A\n```rust\nlet a = 3;\n```\n");
+        assert_eq!(readme_example(&[including.clone(), included.clone(), shown]), None);
+        assert!(readme_example(&[including, included]).is_some());
     }
 
     #[test]
