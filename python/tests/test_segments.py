@@ -158,6 +158,18 @@ def test_small_tensors_do_not_hold_a_block_together():
     assert names == ["scale a b"] and plan.blocks[0].reason is Reason.OWN_FORWARD
 
 
+def test_a_block_made_of_small_tensors_has_none():
+    blocks = [nn.ModuleDict({str(n): nn.Linear(4, 4, bias=False) for n in range(200)}) for _ in range(2)]
+    for block in blocks:
+        block.forward = lambda x, block=block: [x := layer(x) for layer in block.values()][-1]
+    model = nn.ModuleList(blocks)
+    ownership = collect(model, find_towers(model, [list(model)]))
+    assert small_tensors(ownership) == set()
+    blocks[0]["200"] = nn.Linear(64, 1000, bias=False)
+    ownership = collect(model, find_towers(model, [list(model)]))
+    assert small_tensors(ownership) == set(range(200))
+
+
 def test_a_tensor_never_seen_read_keeps_its_block_whole():
     plan, names = cut(stack("abc", chain("ab")))
     assert names == ["a b c"] and plan.blocks[0].reason is Reason.UNSEEN and plan.blocks[0].detail == "0.c.weight"

@@ -93,6 +93,20 @@ def test_blocks_that_cannot_be_called_make_their_lists_towers_of_their_own():
     assert list(shape(Model(up=nn.ModuleList(bare)))) == ["up.0.block", "up.1.block"]
 
 
+class CallableList(nn.ModuleList):
+    """A list with a forward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self:
+            x = block(x)
+        return x
+
+
+def test_lists_that_can_be_called_are_blocks_of_the_list_around_them():
+    stages = nn.ModuleList([CallableList(blocks(2)) for _ in range(3)])
+    assert shape(Model(stages=stages)) == {"stages": ["stages.0", "stages.1", "stages.2"]}
+
+
 def test_a_unet_has_its_sides_and_what_its_middle_holds():
     middle = Model(attentions=nn.ModuleList(blocks(1)), resnets=nn.ModuleList(blocks(2)))
     sides = {
