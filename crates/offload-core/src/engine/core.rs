@@ -175,19 +175,21 @@ impl Engine {
         self.lock().abandon();
     }
 
-    /// Waits for all work, and gives all pages back. Addresses still leased read 0xFF afterwards, for which one page of
+    /// Waits for all work, also for what `stream` holds, and gives all pages back. Addresses still leased read 0xFF afterwards, for which one page of
     /// the pool is used. Closing twice is no error. Blocks.
     ///
     /// # Errors
     /// If another thread is in the middle of a step, or if the driver fails; closing can be tried again then.
-    pub fn close(&self) -> Result<()> {
+    pub fn close(&self, stream: StreamHandle) -> Result<()> {
         let mut state = self.lock();
         match state.check_thread() {
             Err(EngineError::Closed) => return Ok(()),
             other => other?,
         }
         state.abandon();
-        state.device.wait_idle()?;
+        // Resident tensors are used outside units and steps, too, which only the stream knows about.
+        state.device.driver().synchronize_stream(stream)?;
+        state.wait_idle()?;
         // If what follows fails, a step that begins all the same puts the plan in place anew.
         state.pending = Some(Arc::clone(&state.plan));
         state.device.prepare(Vec::new());

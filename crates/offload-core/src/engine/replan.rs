@@ -43,7 +43,7 @@ impl State {
         #[cfg(not(test))]
         let waits = true;
         if waits {
-            self.device.wait_idle()?;
+            self.wait_idle()?;
         }
         self.memory.reach(&plan)?;
         self.device.grow(plan.units.len())?;

@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) step: Option<Step>,
     /// Visits entered and not left.
     pub(super) visits: u32,
+    /// Holds not released. What they are for may be computed at any time.
+    held: u32,
     commands: Vec<Command>,
     #[cfg(test)]
     pub(super) mutant: Option<super::tests::Mutant>,
@@ -71,6 +73,7 @@ impl State {
             closed: false,
             step: None,
             visits: 0,
+            held: 0,
             commands: Vec::new(),
             #[cfg(test)]
             mutant: None,
@@ -181,6 +184,7 @@ impl State {
                 self.release(&units[..index], stream)?;
                 return Err(error);
             }
+            self.held += 1;
         }
         Ok(())
     }
@@ -195,6 +199,8 @@ impl State {
             self.commands.clear();
             let released = self.schedule.release(unit, &mut self.commands).map_err(|error| self.named(error));
             let released = released.and_then(|()| {
+                self.device.note_computation();
+                self.held -= 1;
                 if self.failed {
                     return Ok(()); // The next step waits for all use before anything is overwritten.
                 }
@@ -245,7 +251,7 @@ impl State {
 
     /// Waits for all work and starts from nothing present.
     fn recover(&mut self) -> Result<()> {
-        self.device.wait_idle()?;
+        self.wait_idle()?;
         self.schedule.reset();
         self.visits = 0;
         self.device.evict_all(&self.plan, &self.memory)?;
@@ -268,7 +274,18 @@ impl State {
         }
     }
 
+    /// Blocks until all work has run.
+    pub(super) fn wait_idle(&mut self) -> Result<()> {
+        if self.held > 0 {
+            self.device.note_computation();
+        }
+        self.device.wait_idle()
+    }
+
     fn on_stream(&mut self, stream: StreamHandle) -> Result<()> {
+        if self.held > 0 {
+            self.device.note_computation();
+        }
         let joined = self.device.join(stream);
         self.failed |= joined.is_err();
         joined

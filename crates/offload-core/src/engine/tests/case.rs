@@ -1,0 +1,329 @@
+//! One random model, run for a few steps in a random way.
+//!
+//! A case is a seed. It draws unlike blocks in several towers, budgets, look-aheads, granularities, copy orders and
+//! compute streams; visits with skips, repeats, surprises and units inside units; holds; driver errors; steps that are
+//! never ended; and plans replaced between steps. It fails if any computation reads a wrong byte, a call fails
+//! without cause, or anything is left behind.
+
+use std::collections::BTreeMap;
+
+use gpu_driver::{Bytes, CopyOrder, StreamHandle, Verb};
+
+use super::Mutant;
+use super::rig::{Compute, Failure, Rig, RigDesc, minimum, plan};
+use super::rng::Rng;
+use crate::engine::{EngineError, EngineOptions};
+use crate::layout::Layout;
+use crate::model::{BlockId, UnitId};
+use crate::plan::Plan;
+use crate::units::Units;
+
+/// What a case did, so that the suite can show that it does what it says.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Tally {
+    /// Under some plan more copies were made than it has streamed units.
+    pub(super) streamed_twice: bool,
+    pub(super) replans: u64,
+    pub(super) failed_steps: u64,
+    pub(super) lost_steps: u64,
+    pub(super) conflicts: u64,
+    pub(super) holds: u64,
+    pub(super) on_demand: u64,
+}
+
+/// Runs the case of a seed, with a mistake in the engine if one is given.
+pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, String> {
+    let mut rng = Rng::new(seed);
+    let desc = draw_rig(&mut rng, seed, mutant);
+    let layout = desc.layout();
+    let plans: Vec<(Plan, u64)> = (0..rng.within(1, 3)).map(|_| draw_plan(&mut rng, &layout)).collect();
+    let limit = plans.iter().map(|(_, budget)| *budget).max().unwrap_or_default();
+    let plans = plans.into_iter().map(|(plan, _)| plan).collect();
+    let mut case = Case::new(rng, &desc, plans, limit)?;
+    let ran = case.run().map_err(|failure| format!("{failure:?}"));
+    // Whatever happened, nothing may be in flight when the rig goes.
+    let finished = case.rig.finish().map_err(|failure| format!("{failure:?}"));
+    let closed = case.rig.engine.close(StreamHandle::DEFAULT).map_err(|error| format!("close: {error}"));
+    ran.and(finished).and(closed)?;
+    let peak = case.rig.pool.report().peak;
+    if peak > Bytes(limit) {
+        return Err(format!("{peak} of pages were held, the limit is {limit}"));
+    }
+    let (host, tally) = (case.rig.host.clone(), case.tally);
+    drop(case);
+    if !host.counters().nothing_alive() {
+        return Err(format!("left behind: {:?}", host.counters()));
+    }
+    Ok(tally)
+}
+
+fn draw_rig(rng: &mut Rng, seed: u64, mutant: Option<Mutant>) -> RigDesc {
+    let large = rng.once_in(60);
+    let top = if large { 3 << 20 } else { 100 << 10 };
+    let towers = if large { 1 } else { rng.pick(&[1, 1, 2, 3]) };
+    let mut block = |rng: &mut Rng| -> Vec<u64> {
+        let mut size = |rng: &mut Rng| match rng.below(5) {
+            0 => rng.within(0, 2000),
+            1 => rng.within(1, top / 8),
+            _ => rng.within(top / 8, top),
+        };
+        (0..rng.within(1, 4)).map(|_| size(rng)).collect()
+    };
+    RigDesc {
+        base: (0..rng.below(3)).map(|_| rng.within(1, 5000)).collect(),
+        towers: (0..towers)
+            .map(|_| (0..rng.within(2, if towers == 1 { 6 } else { 4 })).map(|_| block(rng)).collect())
+            .collect(),
+        granularity: if large { Bytes::mib(2) } else { Bytes::kib(64) },
+        order: rng.pick(&[CopyOrder::Eager, CopyOrder::Lazy, CopyOrder::Random, CopyOrder::Random]),
+        seed,
+        compute: rng.pick(&[Compute::Calling, Compute::Streams(1), Compute::Streams(1), Compute::Streams(2)]),
+        options: EngineOptions {
+            poison_after_use: !rng.once_in(5),
+            guard: rng.once_in(10) && mutant.is_none(), // A mistake under guard ends the process.
+        },
+        mutant,
+    }
+}
+
+fn draw_plan(rng: &mut Rng, layout: &Layout) -> (Plan, u64) {
+    let mut units = if rng.once_in(2) { Units::whole_blocks(layout) } else { draw_segments(rng, layout) };
+    if rng.once_in(4) {
+        rng.shuffle(&mut units.order);
+    }
+    if rng.once_in(4) {
+        let again = rng.pick(&units.order);
+        units.order.push(again);
+    }
+    let least = minimum(layout, &units);
+    let all = u64::from(layout.granules()) * layout.granule().0;
+    let room = rng.below(all.saturating_sub(least) + 1);
+    let budget = least + rng.pick(&[0, room / 4, room / 2, room]);
+    let look_ahead = rng.pick(&[None, None, Some(0), Some(1), Some(2), Some(7)]);
+    (plan(layout, &units, budget, look_ahead), budget)
+}
+
+fn draw_segments(rng: &mut Rng, layout: &Layout) -> Units {
+    let mut cuts = BTreeMap::new();
+    for (number, block) in (0..).zip(layout.blocks()) {
+        let starts = block.tensors.iter().map(|&tensor| layout.offset(tensor));
+        let mut chosen: Vec<u64> = starts.filter(|&start| start > block.span.start).collect();
+        chosen.retain(|_| rng.once_in(2));
+        chosen.dedup();
+        cuts.insert(BlockId(number), chosen);
+    }
+    Units::segmented(layout, &cuts, None).unwrap()
+}
+
+struct Case {
+    rng: Rng,
+    rig: Rig,
+    plans: Vec<Plan>,
+    /// Units entered and not left, the innermost last.
+    open: Vec<UnitId>,
+    held: Vec<UnitId>,
+    /// Copies made when the plan was put in place.
+    copies_before: u64,
+    tally: Tally,
+}
+
+impl Case {
+    fn new(rng: Rng, desc: &RigDesc, mut plans: Vec<Plan>, limit: u64) -> Result<Self, String> {
+        let first = plans.remove(0);
+        let rig = Rig::new(desc, first, limit).map_err(|error| format!("start: {error}"))?;
+        let (open, held) = (Vec::new(), Vec::new());
+        Ok(Self { rng, rig, plans, open, held, copies_before: 0, tally: Tally::default() })
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        for _ in 0..self.rng.within(3, 5) {
+            if self.held.is_empty() && self.rng.once_in(3) {
+                self.replan()?;
+            }
+            if self.rng.once_in(6) {
+                self.hold_some()?;
+            }
+            let fault = self.rng.once_in(5);
+            if fault {
+                self.arm(&[
+                    Verb::CopyToDevice,
+                    Verb::WaitEvent,
+                    Verb::RecordEvent,
+                    Verb::IsCapturing,
+                    Verb::Fill,
+                    Verb::CopyToHost,
+                ]);
+            }
+            let stepped = self.step();
+            self.rig.device.reset();
+            match stepped {
+                Err(Failure::Error(error)) if fault && is_injected(&error) => self.give_up_step()?,
+                other => other?,
+            }
+            self.count_copies();
+            if self.rng.once_in(2) {
+                self.rig.finish()?;
+            }
+            if self.rng.once_in(2) {
+                self.release_all()?;
+            }
+        }
+        self.release_all()?;
+        self.rig.finish()
+    }
+
+    fn arm(&mut self, verbs: &[Verb]) {
+        self.rig.device.reset();
+        self.rig.device.fail(self.rng.pick(verbs), self.rng.below(25));
+    }
+
+    /// A step, in the order of the plan more or less.
+    fn step(&mut self) -> Result<(), Failure> {
+        self.rig.begin()?;
+        let current = self.rig.engine.plan();
+        let mut visits = self.rig.engine.order();
+        visits.retain(|unit| (unit.0 as usize) < current.units.len());
+        let all: Vec<UnitId> = (0..current.units.len() as u32).map(UnitId).collect();
+        for _ in 0..self.rng.pick(&[0, 0, 0, 1, 2, 5]) {
+            let (place, unit) = (self.rng.below(visits.len() as u64 + 1) as usize, self.rng.pick(&all));
+            match self.rng.below(3) {
+                0 => visits.insert(place, unit),
+                1 if place < visits.len() => _ = visits.remove(place),
+                _ => visits.rotate_left(place / 2),
+            }
+        }
+        if self.rng.once_in(3) {
+            self.rig.compute_base()?;
+        }
+        for unit in visits {
+            if self.rng.once_in(4) {
+                self.rig.next_stream();
+            }
+            if !self.enter(unit)? {
+                continue;
+            }
+            if self.rng.once_in(5) {
+                let inner = self.rng.pick(&all);
+                if self.enter(inner)? {
+                    self.leave()?;
+                    self.rig.compute(unit)?;
+                }
+            }
+            self.leave()?;
+        }
+        if self.rng.once_in(15) {
+            // As if the caller had been interrupted: nothing is left, nothing is ended.
+            let lost = self.rng.pick(&all);
+            self.enter(lost)?;
+            self.open.clear();
+            self.tally.lost_steps += 1;
+            return Ok(());
+        }
+        Ok(self.rig.end()?)
+    }
+
+    /// Enters and computes a unit; says no if it shares memory with one in use.
+    fn enter(&mut self, unit: UnitId) -> Result<bool, Failure> {
+        match self.rig.enter(unit) {
+            Err(EngineError::Conflict { .. }) if !(self.open.is_empty() && self.held.is_empty()) => {
+                self.tally.conflicts += 1;
+                return Ok(false);
+            }
+            other => other?,
+        }
+        self.open.push(unit);
+        self.rig.compute(unit)?;
+        Ok(true)
+    }
+
+    fn leave(&mut self) -> Result<(), Failure> {
+        match self.open.pop() {
+            Some(unit) => Ok(self.rig.leave(unit)?),
+            None => Ok(()),
+        }
+    }
+
+    /// After a failed call: closes what is open, as try and finally do, or walks away.
+    fn give_up_step(&mut self) -> Result<(), Failure> {
+        self.tally.failed_steps += 1;
+        if self.rng.once_in(2) {
+            while !self.open.is_empty() {
+                self.leave()?;
+            }
+            match self.rig.end() {
+                Err(EngineError::NoStep) => {} // It was the beginning that failed.
+                other => other?,
+            }
+        }
+        self.open.clear();
+        Ok(())
+    }
+
+    /// Puts the next plan in place while computation may still be running; it may fail and be completed later.
+    fn replan(&mut self) -> Result<(), Failure> {
+        let Some(next) = self.plans.pop() else { return Ok(()) };
+        self.rig.engine.abandon_step();
+        let fault = self.rng.once_in(3);
+        if fault {
+            self.arm(&[
+                Verb::MapPages,
+                Verb::UnmapPages,
+                Verb::SetAccess,
+                Verb::CreatePages,
+                Verb::CreateEvent,
+                Verb::CopyToDevice,
+                Verb::SynchronizeStream,
+            ]);
+        }
+        let replanned = self.rig.engine.replan(next);
+        self.rig.device.reset();
+        match replanned {
+            Err(error) if fault && is_injected(&error) => {}
+            other => other?,
+        }
+        self.tally.replans += 1;
+        self.copies_before = self.rig.engine.stats().copies;
+        Ok(())
+    }
+
+    fn hold_some(&mut self) -> Result<(), Failure> {
+        let units = self.rig.engine.plan().units.len() as u64;
+        let unit = UnitId(self.rng.below(units) as u32);
+        if self.rig.engine.report().replan_pending {
+            return Ok(()); // The numbers will mean other units.
+        }
+        self.rig.engine.abandon_step(); // If the last one was never ended.
+        match self.rig.hold(unit) {
+            Err(EngineError::Conflict { .. }) if !self.held.is_empty() => self.tally.conflicts += 1,
+            other => {
+                other?;
+                self.held.push(unit);
+                self.tally.holds += 1;
+                self.rig.compute(unit)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn release_all(&mut self) -> Result<(), Failure> {
+        let held = std::mem::take(&mut self.held);
+        for &unit in &held {
+            if !self.rig.engine.report().recovery_pending {
+                self.rig.compute(unit)?;
+            }
+        }
+        Ok(self.rig.engine.release(&held, self.rig.stream())?)
+    }
+
+    fn count_copies(&mut self) {
+        let streamed = self.rig.engine.plan().units.iter().filter(|unit| !unit.is_resident()).count() as u64;
+        let stats = self.rig.engine.stats();
+        self.tally.streamed_twice |= stats.copies - self.copies_before > streamed;
+        self.tally.on_demand = stats.fetched_on_demand;
+    }
+}
+
+/// Whether the cause is a failure made on purpose.
+pub(super) fn is_injected(error: &EngineError) -> bool {
+    error.to_string().contains("was made to fail")
+}

@@ -1,6 +1,6 @@
 //! The engine's life, call by call.
 
-use gpu_driver::Bytes;
+use gpu_driver::{Bytes, StreamHandle};
 
 use super::rig::{Rig, RigDesc, minimum, plan};
 use crate::model::UnitId;
@@ -20,7 +20,7 @@ fn a_model_streams_through_its_budget() {
     assert_eq!((stats.steps, stats.visits), (3, 18));
     assert!(stats.copies >= 12 && stats.fetched_on_demand == 0, "{stats:?}");
     assert!(rig.pool.report().peak <= Bytes(budget));
-    rig.engine.close().unwrap();
+    rig.engine.close(StreamHandle::DEFAULT).unwrap();
     assert!(rig.enter(UnitId(0)).is_err());
     let host = rig.host.clone();
     drop(rig);

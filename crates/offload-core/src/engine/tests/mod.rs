@@ -1,10 +1,11 @@
 //! Tests of the engine on the host emulator.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-// mod case;
+mod case;
+mod faulty;
 mod life;
 mod mutant;
-// mod property;
+mod property;
 mod rig;
 mod rng;
 

@@ -1,0 +1,46 @@
+//! Many random cases, all of which must compute with the right bytes, and the mistakes they must notice.
+
+use super::Mutant;
+use super::case::{Tally, run};
+
+const CASES: u64 = 1000;
+
+#[test]
+fn every_computation_reads_its_own_bytes() {
+    let mut tallies = Vec::new();
+    for seed in 0..CASES {
+        match run(seed, None) {
+            Ok(tally) => tallies.push(tally),
+            Err(error) => panic!("case {seed}: {error}"),
+        }
+    }
+    let cases = |test: fn(&Tally) -> bool| tallies.iter().filter(|tally| test(tally)).count() as u64;
+    let twice = cases(|tally| tally.streamed_twice);
+    assert!(twice * 100 >= CASES * 80, "only {twice} of {CASES} cases stream a unit twice");
+    // The suite does what it says.
+    for (what, count, least) in [
+        ("replans", cases(|tally| tally.replans > 0), 200),
+        ("failed steps", cases(|tally| tally.failed_steps > 0), 100),
+        ("lost steps", cases(|tally| tally.lost_steps > 0), 100),
+        ("conflicts", cases(|tally| tally.conflicts > 0), 50),
+        ("holds", cases(|tally| tally.holds > 0), 200),
+        ("fetches on demand", cases(|tally| tally.on_demand > 0), 300),
+    ] {
+        assert!(count >= least, "only {count} cases have {what}");
+    }
+}
+
+#[test]
+fn every_mistake_is_noticed() {
+    for mutant in [
+        Mutant::DropWaitCopied,
+        Mutant::DropWaitLastUse,
+        Mutant::RecordEarly,
+        Mutant::SlotShort,
+        Mutant::SkipPage,
+        Mutant::FreeBeforeEvent,
+    ] {
+        let noticed = (0..200).find(|&seed| run(seed, Some(mutant)).is_err());
+        assert!(noticed.is_some(), "{mutant:?} went unnoticed");
+    }
+}

@@ -1,5 +1,6 @@
 //! A model on an emulated device, whose computation compares the bytes it reads with the bytes it should read.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use gpu_driver::{Bytes, CopyOrder, DeviceOrdinal, Driver, Faulty, HostDriver, HostOptions, StreamHandle};
@@ -104,6 +105,8 @@ pub(super) struct Rig {
     streams: Vec<TransferStream>,
     compute: Compute,
     turn: usize,
+    /// The stream of the engine's latest call that went well: computation on another is not ordered.
+    told: Cell<usize>,
     reads: Vec<(u64, PendingRead)>,
 }
 
@@ -159,6 +162,7 @@ impl Rig {
             streams,
             compute: desc.compute,
             turn: 0,
+            told: Cell::new(0),
             reads: Vec::new(),
         })
     }
@@ -177,19 +181,27 @@ impl Rig {
     }
 
     pub(super) fn begin(&self) -> Result<(), EngineError> {
-        self.engine.begin_step(self.stream())
+        self.tell(self.engine.begin_step(self.stream()))
     }
 
     pub(super) fn end(&self) -> Result<(), EngineError> {
-        self.engine.end_step(self.stream())
+        self.tell(self.engine.end_step(self.stream()))
     }
 
     pub(super) fn enter(&self, unit: UnitId) -> Result<(), EngineError> {
-        self.engine.enter(unit, self.stream())
+        self.tell(self.engine.enter(unit, self.stream()))
     }
 
     pub(super) fn leave(&self, unit: UnitId) -> Result<(), EngineError> {
-        self.engine.leave(unit, self.stream())
+        self.tell(self.engine.leave(unit, self.stream()))
+    }
+
+    pub(super) fn hold(&self, unit: UnitId) -> Result<(), EngineError> {
+        self.tell(self.engine.hold(&[unit], self.stream()))
+    }
+
+    fn tell(&self, called: Result<(), EngineError>) -> Result<(), EngineError> {
+        called.inspect(|()| self.told.set(self.turn))
     }
 
     /// Reads the unit's bytes as the computation would.
@@ -200,7 +212,7 @@ impl Rig {
 
     fn read(&mut self, offset: u64, bytes: u64) -> Result<(), Failure> {
         let space = Arc::clone(self.engine.space());
-        let stream = &self.streams[self.turn];
+        let stream = &self.streams[self.told.get()];
         match self.compute {
             Compute::Calling => {
                 let mut read = vec![0; bytes as usize];
@@ -262,6 +274,19 @@ impl Rig {
     /// Every unit once, in the plan's order.
     pub(super) fn whole_step(&mut self) -> Result<(), Failure> {
         self.step(&self.engine.plan().order.clone())
+    }
+}
+
+impl Rig {
+    /// Lets faults strike while the engine goes, but not while the computation's own streams do.
+    pub(super) fn drop_engine_then_streams(self) {
+        let Self { engine, pool, streams, device, .. } = self;
+        drop(engine);
+        drop(pool);
+        device.reset();
+        for stream in &streams {
+            stream.drain().unwrap();
+        }
     }
 }
 

@@ -1,0 +1,123 @@
+//! Every call of every verb fails once in a small run: nothing leaks, no number is wrong, and the next run is right.
+
+use std::sync::Arc;
+
+use gpu_driver::{CopyOrder, Faulty, StreamHandle, Verb};
+
+use super::case::is_injected;
+use super::rig::{Compute, Device, Failure, Rig, RigDesc, device, minimum, plan};
+use crate::engine::{EngineError, EngineOptions};
+use crate::model::UnitId;
+use crate::plan::Plan;
+use crate::units::Units;
+
+/// A run in which each call may fail once: what failed is done again, and must succeed then.
+struct Run {
+    faults: usize,
+}
+
+impl Run {
+    /// Does something again if it failed on purpose.
+    fn again<T>(&mut self, mut act: impl FnMut() -> Result<T, EngineError>) -> T {
+        match act() {
+            Err(error) if is_injected(&error) => {
+                self.faults += 1;
+                act().unwrap_or_else(|error| panic!("the second time: {error}"))
+            }
+            other => other.unwrap(),
+        }
+    }
+
+    /// A step; if it fails, what is open is left, and the next one must be right.
+    fn step(&mut self, rig: &mut Rig) {
+        let units = rig.engine.order();
+        for attempt in 0..2 {
+            match rig.step(&units) {
+                Ok(()) => return,
+                Err(Failure::Error(error)) if is_injected(&error) && attempt == 0 => {
+                    self.faults += 1;
+                    for &unit in &units {
+                        _ = rig.leave(unit);
+                    }
+                    _ = rig.end();
+                    rig.finish().unwrap();
+                }
+                Err(failure) => panic!("attempt {attempt}: {failure:?}"),
+            }
+        }
+    }
+}
+
+/// The run: start, two steps, another plan, two steps, a hold, the end. Gives back how many calls failed.
+fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>) -> (usize, Arc<Device>) {
+    let host = Arc::new(device(desc));
+    let device = Arc::new(Faulty::new(Arc::clone(&host)));
+    if let Some((verb, index)) = fault {
+        device.fail(verb, index);
+    }
+    let mut run = Run { faults: 0 };
+    let mut rig = run.again(|| {
+        let rig = Rig::on(desc, plans[0].clone(), limit, &host, &device);
+        if rig.is_err() {
+            assert!(host.counters().nothing_alive(), "after a failed start: {:?}", host.counters());
+        }
+        rig
+    });
+    run.step(&mut rig);
+    run.step(&mut rig);
+    if let Err(error) = rig.engine.replan(plans[1].clone()) {
+        assert!(is_injected(&error), "{error}");
+        run.faults += 1; // The next step completes it.
+    }
+    run.step(&mut rig);
+    run.step(&mut rig);
+    assert_eq!(*rig.engine.plan(), plans[1]);
+    let held = UnitId(1);
+    run.again(|| rig.hold(held));
+    let computed = rig.compute(held);
+    let released = rig.engine.release(&[held], rig.stream());
+    for failure in [computed.err(), released.err().map(Failure::Error)].into_iter().flatten() {
+        assert!(matches!(&failure, Failure::Error(error) if is_injected(error)), "{failure:?}");
+        run.faults += 1;
+    }
+    rig.finish().unwrap();
+    run.step(&mut rig);
+    run.again(|| rig.engine.close(StreamHandle::DEFAULT));
+    assert!(rig.pool.report().peak.0 <= limit);
+    rig.drop_engine_then_streams();
+    assert!(host.counters().nothing_alive(), "{:?}", host.counters());
+    (run.faults, device)
+}
+
+fn every_fault(order: CopyOrder, options: EngineOptions) {
+    let mut desc = RigDesc::tower(4, 1);
+    (desc.order, desc.options, desc.compute) = (order, options, Compute::Streams(2));
+    let layout = desc.layout();
+    let whole = Units::whole_blocks(&layout);
+    let cuts = (0..).zip(layout.blocks()).map(|(id, block)| {
+        let middle = layout.offset(block.tensors[1]);
+        (crate::BlockId(id), vec![middle])
+    });
+    let segments = Units::segmented(&layout, &cuts.collect(), None).unwrap();
+    let limit = minimum(&layout, &whole) + (1 << 16);
+    let plans = [plan(&layout, &whole, limit, None), plan(&layout, &segments, limit, None)];
+    let (_, clean) = run(&desc, &plans, limit, None);
+    let mut faults = 0;
+    for &verb in Verb::ALL {
+        for index in 0..clean.calls(verb) {
+            let (seen, _) = run(&desc, &plans, limit, Some((verb, index)));
+            faults += seen;
+        }
+    }
+    assert!(faults > 100, "only {faults} calls failed");
+}
+
+#[test]
+fn any_call_may_fail() {
+    every_fault(CopyOrder::Random, EngineOptions { poison_after_use: true, guard: false });
+}
+
+#[test]
+fn any_call_may_fail_under_guard() {
+    every_fault(CopyOrder::Lazy, EngineOptions { poison_after_use: false, guard: true });
+}
