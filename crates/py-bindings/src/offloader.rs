@@ -127,7 +127,7 @@ impl Offloader {
             guarded(|| {
                 let mut facade = self.inner.facade.write().unwrap_or_else(PoisonError::into_inner);
                 if let Some(open) = facade.as_ref() {
-                    open.close()?;
+                    open.close(StreamHandle::DEFAULT)?;
                 }
                 *facade = None;
                 Ok(())

@@ -49,7 +49,10 @@ impl Budget {
             Self::Bytes(bytes) => bytes,
         };
         if bytes == Bytes::ZERO {
-            return Err(Error::Budget { given: self.to_string(), reason: "it must be more than nothing".into() });
+            return Err(Error::Budget {
+                given: self.to_string(),
+                reason: "it must be more than nothing".into(),
+            });
         }
         if bytes > memory.total {
             return Err(Error::Budget {
@@ -150,7 +153,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_a_budget_is_refused_with_the_reason() {
-        for text in ["", "abc", "-1", "0", "0%", "101%", "5 parsec", "nan", "1e3", "--5", "0.2", "99999999999TB"] {
+        for text in
+            ["", "abc", "-1", "0", "0%", "101%", "5 parsec", "nan", "1e3", "--5", "0.2", "99999999999TB"]
+        {
             let error = text.parse::<Budget>().unwrap_err().to_string();
             assert!(error.contains("budget"), "{text:?}: {error}");
         }

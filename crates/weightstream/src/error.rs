@@ -40,7 +40,9 @@ pub enum Error {
         given: Bytes,
     },
     /// Tensors were not handed over before the start.
-    #[error("{missing} of {count} tensors were not handed over, the first is {first}; hand over every tensor, then start")]
+    #[error(
+        "{missing} of {count} tensors were not handed over, the first is {first}; hand over every tensor, then start"
+    )]
     Missing {
         /// How many.
         missing: usize,

@@ -17,11 +17,12 @@ pub use planned::PlannedOffloader;
 pub use report::{HostReport, Report};
 
 pub use gpu_driver::{
-    Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, DriverError, MemoryInfo, StreamHandle,
+    Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, DriverError, MemoryInfo,
+    StreamHandle,
 };
 pub use offload_core::{
-    BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, TensorId, UnitId,
-    UnitPlan,
+    BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, TensorId,
+    UnitId, UnitPlan,
 };
 pub use pinned_pool::{HostBytes, HostError, HostLevel, KeepAlive, Placed, StoreOptions};
 pub use vmm_alloc::{AddressSpace, VmmError};

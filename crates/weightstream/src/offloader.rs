@@ -101,7 +101,7 @@ impl Offloader {
         Ok(plan.units.iter().position(touches).map(|unit| UnitId(unit as u32)))
     }
 
-    /// The units, by [`UnitId`]: the first tensor on the line of each and the block it belongs to.
+    /// The plan in place.
     pub fn plan(&self) -> Arc<Plan> {
         self.engine.plan()
     }
@@ -194,17 +194,21 @@ impl Offloader {
         Report::new(&self.driver, &self.engine, &self.model, &self.store.store)
     }
 
-    /// Waits for everything submitted and gives all device memory back. Addresses still leased read 0xFF afterwards.
-    /// Blocks. Closing twice is no error.
+    /// Waits for everything submitted, also for what `stream` holds, and gives all device memory back. Addresses still
+    /// leased read 0xFF afterwards. Blocks. Closing twice is no error.
     ///
     /// # Errors
     /// See [`Engine::close`].
-    pub fn close(&self) -> Result<()> {
-        Ok(self.engine.close()?)
+    pub fn close(&self, stream: StreamHandle) -> Result<()> {
+        Ok(self.engine.close(stream)?)
     }
 
     fn check(&self, tensor: TensorId) -> Result<()> {
         let count = self.names.len();
-        if (tensor.0 as usize) < count { Ok(()) } else { Err(Error::NoSuchTensor { tensor: tensor.0, count }) }
+        if (tensor.0 as usize) < count {
+            Ok(())
+        } else {
+            Err(Error::NoSuchTensor { tensor: tensor.0, count })
+        }
     }
 }

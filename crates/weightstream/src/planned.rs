@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gpu_driver::{Bytes, DeviceOrdinal, Driver};
-use offload_core::{Engine, EngineDesc, EngineOptions, Layout, ModelDesc, Plan, Source, SourcePart, TensorId};
+use offload_core::{
+    Engine, EngineDesc, EngineOptions, Layout, ModelDesc, Plan, Source, SourcePart, TensorId,
+};
 use pinned_pool::{HostBytes, HostStore, HostStoreBuilder, Placed, SourceTensor};
 use vmm_alloc::PagePool;
 

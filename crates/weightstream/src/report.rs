@@ -51,7 +51,12 @@ pub struct HostReport {
 }
 
 impl Report {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, engine: &Engine, model: &ModelDesc, store: &HostStore) -> Self {
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        engine: &Engine,
+        model: &ModelDesc,
+        store: &HostStore,
+    ) -> Self {
         let info = driver.device_info();
         let plan = engine.plan();
         let layout = engine.layout();
@@ -77,7 +82,10 @@ impl HostReport {
     fn new(store: &HostStore) -> Self {
         let report = store.report();
         let step_down = |step: &pinned_pool::StepDown| {
-            format!("{:?} was refused {} times, {:?} is used instead: {}", step.from, step.times, step.to, step.reason)
+            format!(
+                "{:?} was refused {} times, {:?} is used instead: {}",
+                step.from, step.times, step.to, step.reason
+            )
         };
         Self {
             in_place_bytes: report.in_place.0,
