@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gpu_driver::{Driver, EventHandle, StreamHandle};
 
 use crate::error::Result;
+use crate::registered::twice;
 
 /// A point in a stream that other streams, or the host, can wait for. A new event counts as reached.
 ///
@@ -56,8 +57,11 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event was made in `new` and this is its only owner.
-        if let Err(cause) = unsafe { self.driver.destroy_event(self.handle) } {
+        let destroy = || {
+            // SAFETY: the event was made in `new`, this is its only owner, and it is not used after it was destroyed.
+            unsafe { self.driver.destroy_event(self.handle) }
+        };
+        if let Err(cause) = twice(destroy) {
             tracing::error!(%cause, event = ?self.handle, "an event was not destroyed");
         }
     }

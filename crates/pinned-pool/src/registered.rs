@@ -91,8 +91,7 @@ impl fmt::Debug for Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // Tried twice: a refusal may pass, and a leak is for the life of the process.
-        if let Err(cause) = self.unregister().or_else(|_| self.unregister()) {
+        if let Err(cause) = twice(|| self.unregister()) {
             tracing::error!(%cause, address = ?self.address, size = %self.size, "memory stays page-locked and is leaked");
             return;
         }
@@ -101,4 +100,9 @@ impl Drop for Registered {
         // SAFETY: as above; the memory is no longer registered.
         unsafe { ManuallyDrop::drop(&mut self.keep) };
     }
+}
+
+/// A refusal to give something back may pass, and what is not given back is lost for the life of the process.
+pub(crate) fn twice<T, E>(act: impl Fn() -> Result<T, E>) -> Result<T, E> {
+    act().or_else(|_| act())
 }

@@ -11,6 +11,7 @@ use crate::error::{HostError, Result};
 use crate::event::Event;
 use crate::pending_read::PendingRead;
 use crate::prepared::PreparedCopy;
+use crate::registered::twice;
 use crate::source::HostRun;
 
 /// Device memory is read back through a buffer of this size: large enough for nearly the full rate (52.5 GB/s of 55.3),
@@ -201,15 +202,18 @@ impl fmt::Debug for TransferStream {
 
 impl Drop for TransferStream {
     fn drop(&mut self) {
-        let idle = self.is_idle();
+        let idle = twice(|| self.is_idle());
         let held = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
         if !matches!(idle, Ok(true)) {
             tracing::error!(stream = ?self.handle, copies = held.copies.len(), "a stream was dropped undrained: leaked");
             std::mem::forget((held, self.tail.take()));
             return;
         }
-        // SAFETY: this is the stream's only owner, and it was found idle.
-        if let Err(cause) = unsafe { self.driver.destroy_stream(self.handle) } {
+        let destroy = || {
+            // SAFETY: this is the stream's only owner, it was found idle, and it is not used after it was destroyed.
+            unsafe { self.driver.destroy_stream(self.handle) }
+        };
+        if let Err(cause) = twice(destroy) {
             tracing::error!(%cause, stream = ?self.handle, "a stream was not destroyed");
         }
     }

@@ -73,12 +73,14 @@ impl HostStoreBuilder {
                 _ => source.bytes.clone(),
             };
             self.places.offsets.insert(source.id, source.offset);
-            self.places.line.insert(source.offset, Place { id: source.id, bytes, stays: in_place });
+            self.places
+                .line
+                .insert((source.offset, source.id), Place { id: source.id, bytes, stays: in_place });
         }
         if self.pending.total() >= self.options.chunk.0 {
             self.register_slab();
         }
-        let places = group.iter().filter_map(|source| self.places.line.get(&source.offset));
+        let places = group.iter().filter_map(|source| self.places.get(source.id));
         Ok(places.map(|place| self.places.placed(place)).collect())
     }
 
@@ -111,17 +113,23 @@ impl HostStoreBuilder {
             if self.places.offsets.contains_key(&id) {
                 return Err(HostError::PlacedTwice { id });
             }
-            let before = self.places.line.range(..end.max(offset + 1)).next_back();
-            if let Some((&at, place)) = before
-                && (at + place.bytes.size().0 > offset || at == offset)
-            {
-                return Err(HostError::Overlap { first: place.id, second: id });
+            if offset < end {
+                spans.push((offset, end, id));
+                // No two placed tensors overlap, so only the last one that begins before `end` can reach here.
+                if let Some((at, place)) = self.places.last_before(end)
+                    && at + place.bytes.size().0 > offset
+                {
+                    return Err(HostError::Overlap { first: place.id, second: id });
+                }
             }
-            spans.push((offset, end, id));
+        }
+        let mut ids: Vec<u32> = group.iter().map(|source| source.id).collect();
+        ids.sort_unstable();
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(HostError::PlacedTwice { id: pair[0] });
         }
         spans.sort_unstable();
-        match spans.windows(2).find(|pair| pair[0].1 > pair[1].0 || pair[0].0 == pair[1].0) {
-            Some(pair) if pair[0].2 == pair[1].2 => Err(HostError::PlacedTwice { id: pair[0].2 }),
+        match spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
             Some(pair) => Err(HostError::Overlap { first: pair[0].2, second: pair[1].2 }),
             None => Ok(()),
         }
@@ -134,20 +142,20 @@ impl HostStoreBuilder {
         if self.options.slab_only {
             return (kept, registered);
         }
-        let found = HostMaps::read().map(|maps| candidates(group, &maps, self.options.min_in_place));
-        let outcome = found.map(|found| {
-            for candidate in found {
-                match self.register_run(group, &candidate) {
-                    Ok(more) => {
-                        candidate.members.iter().for_each(|&index| kept[index] = true);
-                        registered.extend(more);
-                    }
-                    Err(reason) => self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason),
-                }
-            }
-        });
-        if let Err(reason) = outcome {
+        let tensors: Vec<Range<u64>> = group.iter().map(|source| source.bytes.range()).collect();
+        let found = HostMaps::read().map(|maps| candidates(&tensors, &maps, self.options.min_in_place));
+        let found = found.unwrap_or_else(|reason| {
             self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason);
+            Vec::new()
+        });
+        for candidate in found {
+            match self.register_run(group, &candidate) {
+                Ok(more) => {
+                    candidate.members.iter().for_each(|&index| kept[index] = true);
+                    registered.extend(more);
+                }
+                Err(reason) => self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason),
+            }
         }
         (kept, registered)
     }

@@ -72,8 +72,8 @@ struct Place {
 /// What the builder collects and the store reads.
 #[derive(Debug, Default)]
 struct Places {
-    /// By offset on the line.
-    line: BTreeMap<u64, Place>,
+    /// By offset on the line, and by tensor, since empty ones take no room.
+    line: BTreeMap<(u64, u32), Place>,
     /// Tensor → offset.
     offsets: HashMap<u32, u64>,
     slab: Option<Arc<Slab>>,
@@ -89,14 +89,12 @@ impl HostStore {
 
     /// Where a tensor's bytes live now. A clone keeps them alive, not page-locked.
     pub fn bytes_of(&self, id: u32) -> Option<&HostBytes> {
-        let offset = self.places.offsets.get(&id)?;
-        self.places.line.get(offset).map(|place| &place.bytes)
+        self.places.get(id).map(|place| &place.bytes)
     }
 
     /// Where a tensor's bytes live and how the copy engine reads them.
     pub fn placed(&self, id: u32) -> Option<Placed> {
-        let offset = self.places.offsets.get(&id)?;
-        self.places.line.get(offset).map(|place| self.places.placed(place))
+        self.places.get(id).map(|place| self.places.placed(place))
     }
 
     /// What must be copied to fill `line` bytes of the line, in order: one run where the slab holds it all and is registered
@@ -117,6 +115,17 @@ impl HostStore {
 }
 
 impl Places {
+    fn get(&self, id: u32) -> Option<&Place> {
+        let offset = *self.offsets.get(&id)?;
+        self.line.get(&(offset, id))
+    }
+
+    /// The last tensor that begins before `end`, empty ones apart, and its offset.
+    fn last_before(&self, end: u64) -> Option<(u64, &Place)> {
+        let before = self.line.range(..(end, 0)).rev().find(|(_, place)| place.bytes.size() > Bytes::ZERO);
+        before.map(|(&(offset, _), place)| (offset, place))
+    }
+
     fn placed(&self, place: &Place) -> Placed {
         let level = if place.stays {
             HostLevel::InPlace
@@ -131,8 +140,8 @@ impl Places {
     /// The parts of tensors inside `line`; neighbours in the slab with only padding between them are one stretch.
     fn stretches(&self, line: Range<u64>) -> Vec<HostRun> {
         let mut stretches: Vec<(Range<u64>, &Place, u64)> = Vec::new();
-        let first = self.line.range(..=line.start).next_back().map_or(line.start, |(&offset, _)| offset);
-        for (&offset, place) in self.line.range(first..line.end.max(first)) {
+        let first = self.last_before(line.start).map_or(line.start, |(offset, _)| offset);
+        for (&(offset, _), place) in self.line.range((first, 0)..(line.end.max(first), 0)) {
             let start = offset.max(line.start);
             let end = (offset + place.bytes.size().0).min(line.end);
             if start >= end {
