@@ -1,13 +1,17 @@
 //! The driver verbs that weight streaming needs, on CUDA or emulated on the host.
 #![expect(unsafe_code, reason = "this crate owns raw device and host memory")]
 
+mod contract;
+mod cuda;
 mod driver;
 mod error;
 mod faulty;
 mod host;
+mod platform;
 mod types;
 mod verb;
 
+pub use cuda::{CudaDeviceProbe, CudaDriver, CudaProbe};
 pub use driver::Driver;
 pub use error::{DriverError, Result};
 pub use faulty::Faulty;

@@ -11,8 +11,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::contract::{aligned_address, power_of_two, refuse, whole_granules};
 use crate::error::{DriverError, Result};
-use crate::host::platform::{self, Backing};
+use crate::platform::{self, Backing};
 use crate::types::{Access, Bytes, DeviceAddress, MemoryInfo, PageHandle};
 
 /// Physical pages behind one handle.
@@ -61,10 +62,6 @@ pub(super) struct Alive {
     pub(super) reservations: u64,
 }
 
-fn refuse<T>(call: &'static str, what: String) -> Result<T> {
-    Err(DriverError::InvalidArgument { call, what })
-}
-
 impl Memory {
     pub(super) fn new(total: Bytes, granularity: Bytes) -> Result<Self> {
         Ok(Self {
@@ -92,22 +89,10 @@ impl Memory {
         }
     }
 
-    fn check_size(&self, call: &'static str, size: Bytes) -> Result<()> {
-        if size == Bytes::ZERO || !size.0.is_multiple_of(self.granularity.0) {
-            return refuse(
-                call,
-                format!("{size}; sizes are multiples of the granularity {}", self.granularity),
-            );
-        }
-        Ok(())
-    }
-
     pub(super) fn reserve(&mut self, size: Bytes, alignment: Bytes) -> Result<DeviceAddress> {
         const CALL: &str = "reserve_address";
-        self.check_size(CALL, size)?;
-        if alignment != Bytes::ZERO && !alignment.0.is_power_of_two() {
-            return refuse(CALL, format!("alignment {alignment}; it must be a power of two"));
-        }
+        whole_granules(CALL, size, self.granularity)?;
+        power_of_two(CALL, alignment)?;
         let address = platform::reserve(size, alignment.max(self.granularity))?;
         self.reservations.insert(address, Reservation { size, mappings: BTreeMap::new() });
         Ok(DeviceAddress(address))
@@ -133,7 +118,7 @@ impl Memory {
     }
 
     pub(super) fn create(&mut self, size: Bytes) -> Result<PageHandle> {
-        self.check_size("create_pages", size)?;
+        whole_granules("create_pages", size, self.granularity)?;
         let MemoryInfo { free, total } = self.info();
         if size > free {
             return Err(DriverError::OutOfMemory { asked: size, free, total });
@@ -177,9 +162,7 @@ impl Memory {
         if pages.size != size {
             return refuse(CALL, format!("{size} of a handle of {}; a handle is mapped whole", pages.size));
         }
-        if !address.0.is_multiple_of(self.granularity.0) {
-            return refuse(CALL, format!("{address:?}; addresses are multiples of {}", self.granularity));
-        }
+        aligned_address(CALL, address, self.granularity)?;
         let Some((_, range)) = reservation(&mut self.reservations, address, size) else {
             return refuse(CALL, format!("{size} at {address:?}, which no reservation holds"));
         };

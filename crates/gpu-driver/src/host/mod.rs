@@ -13,7 +13,6 @@
 mod counters;
 mod memory;
 mod options;
-mod platform;
 mod queue;
 mod registrations;
 mod rng;
@@ -31,6 +30,7 @@ pub use options::{CopyOrder, HostOptions};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
+use crate::platform;
 use crate::types::{Bytes, DeviceInfo, DeviceKind, DeviceOrdinal};
 use crate::verb::VerbCounts;
 use counters::ByteSum;

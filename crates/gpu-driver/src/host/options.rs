@@ -1,7 +1,7 @@
 //! What an emulated device is like: its size, its granularity, its link and the order in which its copies run.
 
 use crate::error::{DriverError, Result};
-use crate::host::platform;
+use crate::platform;
 use crate::types::Bytes;
 
 /// When the copies submitted to the emulator's copy streams run.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::{DriverError, Result};
-use crate::host::platform;
+use crate::platform;
 use crate::types::Bytes;
 
 /// The real driver's answer to registering a range twice.

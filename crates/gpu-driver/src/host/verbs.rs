@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::work::{Action, Link, Transfer};
 use super::{HostDriver, Tables};
+use crate::contract;
 use crate::driver::Driver;
 use crate::error::{DriverError, Result};
 use crate::host::queue::{Share, Work};
@@ -15,7 +16,7 @@ use crate::types::{
 use crate::verb::Verb;
 
 fn refuse<T>(call: Verb, what: String) -> Result<T> {
-    Err(DriverError::InvalidArgument { call: call.name(), what })
+    contract::refuse(call.name(), what)
 }
 
 impl HostDriver {

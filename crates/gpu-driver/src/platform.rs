@@ -1,5 +1,6 @@
-//! What the emulator asks of the operating system: one file of anonymous memory whose parts can be mapped at many
-//! addresses, and inaccessible address ranges to map them into. Linux; another system replaces this module alone.
+//! What depends on the operating system: the CUDA driver library's name, and for the emulator one file of
+//! anonymous memory whose parts can be mapped at many addresses, with inaccessible address ranges to map them
+//! into. Linux; another system replaces this module alone.
 
 use std::os::fd::OwnedFd;
 use std::ptr;
@@ -11,8 +12,12 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 use crate::error::{DriverError, Result};
 use crate::types::{Access, Bytes};
 
+/// Where the CUDA driver is looked for. The versioned name first: it is what the NVIDIA driver installs, while the
+/// plain one may be a toolkit's link stub.
+pub(crate) const CUDA_LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+
 /// The operating system's page.
-pub(super) fn page_size() -> Bytes {
+pub(crate) fn page_size() -> Bytes {
     Bytes(rustix::param::page_size() as u64)
 }
 
@@ -22,24 +27,24 @@ fn failed(call: &'static str) -> impl Fn(Errno) -> DriverError {
 
 /// The emulated device's physical memory: sparse, so that an unwritten byte costs nothing.
 #[derive(Debug)]
-pub(super) struct Backing {
+pub(crate) struct Backing {
     file: OwnedFd,
 }
 
 impl Backing {
     /// An empty memory.
-    pub(super) fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let file = memfd_create("gpu-driver-host", MemfdFlags::CLOEXEC).map_err(failed("memfd_create"))?;
         Ok(Self { file })
     }
 
     /// Makes the first `size` bytes usable.
-    pub(super) fn grow(&self, size: u64) -> Result<()> {
+    pub(crate) fn grow(&self, size: u64) -> Result<()> {
         ftruncate(&self.file, size).map_err(failed("ftruncate"))
     }
 
     /// Gives the memory behind an interval back to the system.
-    pub(super) fn discard(&self, offset: u64, size: Bytes) -> Result<()> {
+    pub(crate) fn discard(&self, offset: u64, size: Bytes) -> Result<()> {
         fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, size.0)
             .map_err(failed("fallocate"))
     }
@@ -48,7 +53,7 @@ impl Backing {
     ///
     /// # Safety
     /// `address..address + size` lies in a range of [`reserve`] that nothing else uses.
-    pub(super) unsafe fn map(&self, address: u64, offset: u64, size: Bytes) -> Result<()> {
+    pub(crate) unsafe fn map(&self, address: u64, offset: u64, size: Bytes) -> Result<()> {
         let at = ptr::without_provenance_mut(address as usize);
         // SAFETY: the caller vouches that the replaced range is a part of a reservation and unused.
         unsafe {
@@ -67,7 +72,7 @@ impl Backing {
 }
 
 /// Finds `size` bytes of inaccessible addresses aligned to `alignment`, a power of two no less than a page.
-pub(super) fn reserve(size: Bytes, alignment: Bytes) -> Result<u64> {
+pub(crate) fn reserve(size: Bytes, alignment: Bytes) -> Result<u64> {
     let Some(padded) = size.0.checked_add(alignment.0) else {
         return Err(failed("mmap")(Errno::NOMEM));
     };
@@ -91,7 +96,7 @@ pub(super) fn reserve(size: Bytes, alignment: Bytes) -> Result<u64> {
 ///
 /// # Safety
 /// The range lies in a range of [`reserve`], and what is mapped there is not used any more.
-pub(super) unsafe fn clear(address: u64, size: Bytes) -> Result<()> {
+pub(crate) unsafe fn clear(address: u64, size: Bytes) -> Result<()> {
     let at = ptr::without_provenance_mut(address as usize);
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: the caller vouches that the replaced range is a part of a reservation and unused.
@@ -103,7 +108,7 @@ pub(super) unsafe fn clear(address: u64, size: Bytes) -> Result<()> {
 ///
 /// # Safety
 /// The range lies in a range of [`reserve`]; taking access away needs that nothing uses it.
-pub(super) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Result<()> {
+pub(crate) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Result<()> {
     let at = ptr::without_provenance_mut(address as usize);
     let flags = match access {
         Access::None => MprotectFlags::empty(),
@@ -117,7 +122,7 @@ pub(super) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Resul
 ///
 /// # Safety
 /// The range is one of [`reserve`], or a part of it, and nothing uses it.
-pub(super) unsafe fn free(address: u64, size: Bytes) -> Result<()> {
+pub(crate) unsafe fn free(address: u64, size: Bytes) -> Result<()> {
     let at = ptr::without_provenance_mut(address as usize);
     // SAFETY: the caller vouches that the range is a reservation's and unused.
     unsafe { munmap(at, size.as_usize()) }.map_err(failed("munmap"))
