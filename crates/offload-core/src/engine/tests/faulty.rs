@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpu_driver::{CopyOrder, Faulty, StreamHandle, Verb};
 
 use super::case::is_injected;
-use super::rig::{Compute, Device, Failure, Rig, RigDesc, device, minimum, plan};
+use super::rig::{Compute, Failure, Rig, RigDesc, device, minimum, plan};
 use crate::engine::{EngineError, EngineOptions};
 use crate::model::UnitId;
 use crate::plan::Plan;
@@ -24,6 +24,14 @@ impl Run {
                 self.faults += 1;
                 act().unwrap_or_else(|error| panic!("the second time: {error}"))
             }
+            other => other.unwrap(),
+        }
+    }
+
+    /// What may fail on purpose, and only so.
+    fn tolerate(&mut self, result: Result<(), Failure>) {
+        match result {
+            Err(Failure::Error(error)) if is_injected(&error) => self.faults += 1,
             other => other.unwrap(),
         }
     }
@@ -48,8 +56,11 @@ impl Run {
     }
 }
 
-/// The run: start, two steps, another plan, two steps, a hold, the end. Gives back how many calls failed.
-fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>) -> (usize, Arc<Device>) {
+/// How many calls failed, and how many of each verb there were.
+type Outcome = (usize, Vec<(Verb, u64)>);
+
+/// The run: start, two steps, another plan, two steps, a hold, the end.
+fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>) -> Outcome {
     let host = Arc::new(device(desc));
     let device = Arc::new(Faulty::new(Arc::clone(&host)));
     if let Some((verb, index)) = fault {
@@ -65,28 +76,23 @@ fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>
     });
     run.step(&mut rig);
     run.step(&mut rig);
-    if let Err(error) = rig.engine.replan(plans[1].clone()) {
-        assert!(is_injected(&error), "{error}");
-        run.faults += 1; // The next step completes it.
-    }
+    // If this fails, the next step completes it.
+    run.tolerate(rig.engine.replan(plans[1].clone()).map_err(Failure::Error));
     run.step(&mut rig);
     run.step(&mut rig);
     assert_eq!(*rig.engine.plan(), plans[1]);
     let held = UnitId(1);
     run.again(|| rig.hold(held));
     let computed = rig.compute(held);
-    let released = rig.engine.release(&[held], rig.stream());
-    for failure in [computed.err(), released.err().map(Failure::Error)].into_iter().flatten() {
-        assert!(matches!(&failure, Failure::Error(error) if is_injected(error)), "{failure:?}");
-        run.faults += 1;
-    }
-    rig.finish().unwrap();
+    run.tolerate(computed);
+    run.tolerate(rig.engine.release(&[held], rig.stream()).map_err(Failure::Error));
+    run.tolerate(rig.finish());
     run.step(&mut rig);
     run.again(|| rig.engine.close(StreamHandle::DEFAULT));
     assert!(rig.pool.report().peak.0 <= limit);
-    rig.drop_engine_then_streams();
+    let calls = rig.drop_engine_then_streams();
     assert!(host.counters().nothing_alive(), "{:?}", host.counters());
-    (run.faults, device)
+    (run.faults, calls)
 }
 
 fn every_fault(order: CopyOrder, options: EngineOptions) {
@@ -103,8 +109,8 @@ fn every_fault(order: CopyOrder, options: EngineOptions) {
     let plans = [plan(&layout, &whole, limit, None), plan(&layout, &segments, limit, None)];
     let (_, clean) = run(&desc, &plans, limit, None);
     let mut faults = 0;
-    for &verb in Verb::ALL {
-        for index in 0..clean.calls(verb) {
+    for (verb, calls) in clean {
+        for index in 0..calls {
             let (seen, _) = run(&desc, &plans, limit, Some((verb, index)));
             faults += seen;
         }

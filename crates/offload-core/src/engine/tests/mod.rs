@@ -8,5 +8,6 @@ mod mutant;
 mod property;
 mod rig;
 mod rng;
+mod threads;
 
 pub(super) use mutant::{Mutant, mutate, mutate_schedule};

@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use gpu_driver::{Bytes, CopyOrder, DeviceOrdinal, Driver, Faulty, HostDriver, HostOptions, StreamHandle};
+use gpu_driver::{
+    Bytes, CopyOrder, DeviceOrdinal, Driver, Faulty, HostDriver, HostOptions, StreamHandle, Verb,
+};
 use pinned_pool::{HostBytes, HostStore, PendingRead, SourceTensor, StoreOptions, TransferStream};
 use vmm_alloc::PagePool;
 
@@ -278,15 +280,18 @@ impl Rig {
 }
 
 impl Rig {
-    /// Lets faults strike while the engine goes, but not while the computation's own streams do.
-    pub(super) fn drop_engine_then_streams(self) {
+    /// Lets faults strike while the engine goes, but not while the computation's own streams do. Gives back how often each
+    /// verb was called till then.
+    pub(super) fn drop_engine_then_streams(self) -> Vec<(Verb, u64)> {
         let Self { engine, pool, streams, device, .. } = self;
         drop(engine);
         drop(pool);
+        let calls = Verb::ALL.iter().map(|&verb| (verb, device.calls(verb))).collect();
         device.reset();
         for stream in &streams {
             stream.drain().unwrap();
         }
+        calls
     }
 }
 
