@@ -103,15 +103,9 @@ class Runtime:
             pass  # it was not entered: the error came from there
 
     def recover(self) -> None:
-        """Closes what a lost exit left open."""
-        while self.open:
-            unit = self.open.pop()
-            if unit >= 0:
-                self.abandon(unit)
-        try:
-            self.offloader.end_step(self.stream())
-        except WeightstreamError:
-            pass  # no step was open
+        """Gives up what an error or a lost exit left open: the next turn first waits for all work, then starts over."""
+        self.open.clear()
+        self.offloader.abandon_step()
 
     def inside(self) -> bool:
         """Whether the calling thread is in a forward of this model."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .errors import ForwardError, WeightstreamError
+from .errors import ForwardError
 from .runtime import ROOT, Runtime
 
 __all__ = ["Forward", "Steps", "refuse_grad", "wrap_root", "wrap_unit"]
@@ -87,11 +87,7 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
             begin(stream())
             result = steps.run(inner, args, kwargs)
         except BaseException:
-            turns.clear()
-            try:
-                end(stream())
-            except WeightstreamError:
-                pass  # the first error is the one to see
+            runtime.recover()
             raise
         turns.clear()
         end(stream())
