@@ -40,9 +40,9 @@ pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, String> {
     let limit = plans.iter().map(|(_, budget)| *budget).max().unwrap_or_default();
     let plans = plans.into_iter().map(|(plan, _)| plan).collect();
     let mut case = Case::new(rng, &desc, plans, limit)?;
-    let ran = case.run().map_err(|failure| format!("{failure:?}"));
+    let ran = case.run().map_err(|failure| failure.to_string());
     // Whatever happened, nothing may be in flight when the rig goes.
-    let finished = case.rig.finish().map_err(|failure| format!("{failure:?}"));
+    let finished = case.rig.finish().map_err(|failure| failure.to_string());
     let closed = case.rig.engine.close(StreamHandle::DEFAULT).map_err(|error| format!("close: {error}"));
     ran.and(finished).and(closed)?;
     let peak = case.rig.pool.report().peak;
@@ -61,8 +61,8 @@ fn draw_rig(rng: &mut Rng, seed: u64, mutant: Option<Mutant>) -> RigDesc {
     let large = rng.once_in(60);
     let top = if large { 3 << 20 } else { 100 << 10 };
     let towers = if large { 1 } else { rng.pick(&[1, 1, 2, 3]) };
-    let mut block = |rng: &mut Rng| -> Vec<u64> {
-        let mut size = |rng: &mut Rng| match rng.below(5) {
+    let block = |rng: &mut Rng| -> Vec<u64> {
+        let size = |rng: &mut Rng| match rng.below(5) {
             0 => rng.within(0, 2000),
             1 => rng.within(1, top / 8),
             _ => rng.within(top / 8, top),

@@ -26,7 +26,7 @@ pub(in crate::engine) fn mutate(mutant: Option<Mutant>, commands: &mut Vec<Comma
     match mutant {
         Some(Mutant::DropWaitCopied) => commands.retain(|command| !matches!(command, Command::WaitCopied(_))),
         Some(Mutant::DropWaitLastUse) => {
-            commands.retain(|command| !matches!(command, Command::WaitLastUse(_)))
+            commands.retain(|command| !matches!(command, Command::WaitLastUse(_)));
         }
         Some(Mutant::RecordEarly) => {
             commands.retain(|command| !matches!(command, Command::RecordLastUse(_)));

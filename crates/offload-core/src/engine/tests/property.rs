@@ -31,6 +31,14 @@ fn every_computation_reads_its_own_bytes() {
 }
 
 #[test]
+#[ignore = "takes minutes; for changes to the schedule or the engine"]
+fn every_computation_reads_its_own_bytes_in_many_more_cases() {
+    for seed in CASES..10 * CASES {
+        run(seed, None).unwrap_or_else(|error| panic!("case {seed}: {error}"));
+    }
+}
+
+#[test]
 fn every_mistake_is_noticed() {
     for mutant in [
         Mutant::DropWaitCopied,

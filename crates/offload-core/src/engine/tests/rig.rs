@@ -46,7 +46,7 @@ impl RigDesc {
     pub(super) fn tower(blocks: usize, pages: u64) -> Self {
         Self {
             base: vec![1000],
-            towers: vec![vec![vec![pages * 32 << 10, pages * 32 << 10]; blocks]],
+            towers: vec![vec![vec![(pages * 32) << 10; 2]; blocks]],
             granularity: Bytes::kib(64),
             order: CopyOrder::Random,
             seed: 7,
@@ -302,6 +302,15 @@ pub(super) enum Failure {
     Error(EngineError),
     /// Computation read wrong bytes.
     Wrong(Wrong),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Error(error) => write!(f, "{error}"),
+            Self::Wrong(what) => write!(f, "{what}"),
+        }
+    }
 }
 
 impl From<EngineError> for Failure {

@@ -1,6 +1,6 @@
 //! Random numbers from a seed, the same on every machine.
 
-/// SplitMix64.
+/// `SplitMix64`.
 #[derive(Debug, Clone)]
 pub(super) struct Rng(u64);
 
