@@ -55,6 +55,11 @@ impl HostBytes {
         unsafe { Self::new(address, size, Arc::<T>::clone(owner)) }
     }
 
+    /// No bytes, which keep nothing alive.
+    pub fn empty() -> Self {
+        Self { address: std::ptr::dangling(), size: Bytes::ZERO, keep: Arc::new(()) }
+    }
+
     /// Where they begin.
     pub fn address(&self) -> *const u8 {
         self.address

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use common::{PAGE, Part, Region, Rig, small_options};
 use gpu_driver::{Access, Bytes, CopyOrder, StreamHandle, Verb};
 use pinned_pool::{Event, HostBytes, HostError, HostRun, HostStore, PreparedCopy, TransferStream};
+use rustix::mm::MapFlags;
 use vmm_alloc::{PagePool, VmmError};
 
 const ORDERS: [CopyOrder; 3] = [CopyOrder::Eager, CopyOrder::Lazy, CopyOrder::Random];
@@ -131,7 +132,7 @@ fn a_store_dropped_during_a_copy_stays_registered_until_the_drain() {
     let rig = Rig::new(CopyOrder::Lazy, 0);
     let (space, stream) = (rig.space(16 * PAGE), rig.stream());
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(16 * PAGE), small_options());
-    let parts = [Part::whole(Region::anonymous(4, 1)), Part::whole(Region::anonymous(1, 2))];
+    let parts = [Part::whole(Region::anonymous(4, 1)), Part::whole(Region::file(1, 2, MapFlags::PRIVATE))];
     builder.place(&[parts[0].source(0, 0), parts[1].source(1, 8 * PAGE)]).unwrap();
     let store = builder.finish();
     stream.copy(&space, &store.runs(0..16 * PAGE)).unwrap();
@@ -239,7 +240,8 @@ fn life(rig: &Rig) -> Result<(), HostError> {
     let outcome = (|| {
         let event = Event::new(Arc::clone(&rig.driver))?;
         let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(8 * PAGE), small_options());
-        let parts = [Part::whole(Region::anonymous(3, 1)), Part::whole(Region::anonymous(1, 2))];
+        let parts =
+            [Part::whole(Region::anonymous(3, 1)), Part::whole(Region::file(1, 2, MapFlags::PRIVATE))];
         builder.place(&[parts[0].source(0, 0), parts[1].source(1, 4 * PAGE)])?;
         let store = builder.finish();
         stream.fill(&space, 0, space.size(), 0xFF)?;

@@ -210,7 +210,7 @@ fn run(granularity: Bytes, steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
     fn behaves_as_a_list_at_64_kib(steps in proptest::collection::vec(step(), 1..40)) {

@@ -60,16 +60,20 @@ impl HostStoreBuilder {
     pub fn place(&mut self, group: &[SourceTensor]) -> Result<Vec<Placed>> {
         self.check(group)?;
         let (kept, registered) = self.register_in_place(group);
-        let copied: Vec<&SourceTensor> =
-            group.iter().enumerate().filter(|(index, _)| !kept[*index]).map(|(_, source)| source).collect();
+        let is_copied =
+            |index: usize, source: &SourceTensor| !kept[index] && source.bytes.size() > Bytes::ZERO;
+        let copied = group.iter().enumerate().filter(|(index, source)| is_copied(*index, source));
+        let copied: Vec<&SourceTensor> = copied.map(|(_, source)| source).collect();
         // Before anything is entered, since it may fail; what was registered is then unregistered by its drop.
         let slab = self.copy_into_slab(&copied)?;
         for registered in registered {
             self.places.locked.insert(registered);
         }
         for (source, &in_place) in group.iter().zip(&kept) {
-            let bytes = match (&slab, in_place) {
-                (Some(slab), false) => slab_bytes(slab, source),
+            let bytes = match &slab {
+                // An empty tensor must not keep the storage alive that it is a view of.
+                _ if source.bytes.size() == Bytes::ZERO => HostBytes::empty(),
+                Some(slab) if !in_place => slab_bytes(slab, source),
                 _ => source.bytes.clone(),
             };
             self.places.offsets.insert(source.id, source.offset);
@@ -137,7 +141,7 @@ impl HostStoreBuilder {
 
     /// Registers the runs that may stay in place: which tensors do, and their registrations.
     fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<bool>, Vec<Registered>) {
-        let mut kept: Vec<bool> = group.iter().map(|source| source.bytes.size() == Bytes::ZERO).collect();
+        let mut kept = vec![false; group.len()];
         let mut registered = Vec::new();
         if self.options.slab_only {
             return (kept, registered);
