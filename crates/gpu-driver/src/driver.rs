@@ -63,13 +63,13 @@ pub trait Driver: Debug + Send + Sync {
     /// Takes every mapping inside `address..address + size` away. Does not wait for the device.
     ///
     /// # Safety
-    /// The range covers whole mappings only, and no submitted work uses it.
+    /// The range is a run of whole mappings without a gap, and no submitted work uses it.
     unsafe fn unmap_pages(&self, address: DeviceAddress, size: Bytes) -> Result<()>;
 
     /// Sets what this device may do at the mapped range `address..address + size`, which may span many mappings.
     ///
     /// # Safety
-    /// The range is mapped throughout; with [`Access::None`], no submitted work uses it.
+    /// The range is a run of whole mappings without a gap; with [`Access::None`], no submitted work uses it.
     unsafe fn set_access(&self, address: DeviceAddress, size: Bytes, access: Access) -> Result<()>;
 
     /// Makes a copy stream, which runs beside the compute stream.
@@ -122,12 +122,14 @@ pub trait Driver: Debug + Send + Sync {
     /// `address` is that of a `register_host` still in force, and no submitted copy reads the range.
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()>;
 
-    /// Copies host memory to the device, in order, on `stream`. Several entries go as one batch where the driver
-    /// can. Either all of them were submitted or, on an error, some may have been: synchronize before reuse.
+    /// Copies host memory to the device, in the order of `stream`. Several entries go as one batch where the driver
+    /// can, in any order among themselves. Either all of them were submitted or, on an error, some may have been:
+    /// synchronize before reuse.
     ///
     /// # Safety
-    /// Every target is mapped with write access, every source is readable, and both stay so until the copies have
-    /// run; nothing else writes the targets meanwhile.
+    /// Every target is mapped with write access, every source is readable and lies in one registration or touches
+    /// none, and both stay so until the copies have run; the targets do not overlap, and nothing else writes them
+    /// meanwhile.
     unsafe fn copy_to_device(&self, copies: &[HostToDevice], stream: StreamHandle) -> Result<()>;
 
     /// Copies device memory to the host on `stream`.

@@ -1,4 +1,10 @@
 //! The driver verbs that weight streaming needs, on CUDA or emulated on the host.
+//!
+#![doc = include_str!("../README.md")]
+//! # Inside
+//!
+//! `driver`, `types`, `error`: the seam. `host`: the emulator. `cuda`: libcuda. `faulty`: failures on purpose.
+//! `contract`: what both drivers check. `platform`: what depends on the operating system.
 #![expect(unsafe_code, reason = "this crate owns raw device and host memory")]
 
 mod contract;

@@ -13,7 +13,7 @@ use crate::types::{Bytes, DeviceAddress};
 /// The most pieces one copy is shuffled in.
 const MOST_PIECES: u64 = 48;
 /// A gap on the link shorter than this is the machine's timer being late, not an idle link.
-const TIMER_SLACK: Duration = Duration::from_millis(1);
+const TIMER_SLACK: Duration = Duration::from_micros(250);
 /// How much time a modelled link moves at once.
 const CHUNK: Duration = Duration::from_millis(1);
 

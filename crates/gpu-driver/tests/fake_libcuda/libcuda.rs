@@ -5,14 +5,11 @@
 //! any call with any code. Work is synchronous: the order of streams is the emulator's to test, not this one's.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::sync::{LazyLock, Mutex, MutexGuard};
+mod state;
 
-const GRANULARITY: usize = 2 << 20;
-const TOTAL: usize = 64 << 20;
-const CONTEXT: u64 = 0x00C0_FFEE;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use state::*;
 
 unsafe extern "C" {
     fn mmap(
@@ -28,73 +25,6 @@ unsafe extern "C" {
     fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
     fn ftruncate(file: c_int, size: i64) -> c_int;
     fn close(file: c_int) -> c_int;
-}
-
-#[repr(C)]
-pub struct Location {
-    kind: c_int,
-    id: c_int,
-}
-
-#[repr(C)]
-pub struct AllocationProp {
-    kind: c_int,
-    handle_types: c_int,
-    location: Location,
-    win32: *mut c_void,
-    flags: [u8; 8],
-}
-
-#[repr(C)]
-pub struct AccessDesc {
-    location: Location,
-    flags: c_int,
-}
-
-#[repr(C)]
-pub struct CopyAttributes {
-    source_order: c_int,
-    source_hint: Location,
-    target_hint: Location,
-    flags: c_uint,
-}
-
-#[derive(Default)]
-struct State {
-    settings: BTreeMap<String, i64>,
-    faults: Vec<(String, u64, u32)>,
-    counts: BTreeMap<String, u64>,
-    outside_context: u64,
-    retained: i64,
-    next: u64,
-    pages: BTreeMap<u64, usize>,
-    reserved: BTreeMap<u64, usize>,
-    mapped: BTreeMap<u64, (usize, bool)>,
-    streams: BTreeSet<u64>,
-    events: BTreeSet<u64>,
-    registered: BTreeMap<u64, usize>,
-}
-
-static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
-    let defaults = [("version", 12_080), ("devices", 1), ("vmm", 1), ("read_only", 1), ("capturing", 0)];
-    let settings = defaults.map(|(key, value)| (key.to_owned(), value)).into();
-    Mutex::new(State { settings, next: 0x1000, ..State::default() })
-});
-
-thread_local! {
-    static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-fn state() -> MutexGuard<'static, State> {
-    STATE.lock().unwrap()
-}
-
-fn setting(key: &str) -> i64 {
-    state().settings.get(key).copied().unwrap_or_default()
-}
-
-unsafe fn text(name: *const c_char) -> String {
-    unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned()
 }
 
 /// Answers call `nth` (from 0, from now on) of a function with a code.
@@ -132,22 +62,6 @@ pub extern "C" fn fake_alive() -> u64 {
     (tables + state.streams.len() + state.events.len()) as u64 + state.retained.unsigned_abs()
 }
 
-fn enter(name: &str, needs_context: bool) -> Result<(), u32> {
-    let inside = CURRENT.with_borrow(|stack| stack.last() == Some(&CONTEXT));
-    let mut state = state();
-    let count = state.counts.entry(name.to_owned()).or_default();
-    let index = *count;
-    *count += 1;
-    if needs_context && !inside {
-        state.outside_context += 1;
-        return Err(201);
-    }
-    match state.faults.iter().find(|(fault, nth, _)| fault == name && *nth == index) {
-        Some((_, _, code)) => Err(*code),
-        None => Ok(()),
-    }
-}
-
 macro_rules! functions {
     ($context:literal: $($(#[$gate:meta])* fn $name:ident($($argument:ident: $type:ty),*) $body:block)*) => {$(
         $(#[$gate])*
@@ -161,61 +75,6 @@ macro_rules! functions {
             act().err().unwrap_or(0)
         }
     )*};
-}
-
-fn need(holds: bool) -> Result<(), u32> {
-    if holds { Ok(()) } else { Err(1) }
-}
-
-fn granules(size: usize) -> Result<(), u32> {
-    need(size != 0 && size % GRANULARITY == 0)
-}
-
-fn used(state: &State) -> usize {
-    state.pages.values().sum()
-}
-
-/// Starts of whole mappings that fill the range.
-fn whole(state: &State, address: u64, size: usize) -> Result<Vec<u64>, u32> {
-    let (mut at, end) = (address, address + size as u64);
-    let mut starts = Vec::new();
-    while at < end {
-        let (size, _) = state.mapped.get(&at).ok_or(1_u32)?;
-        starts.push(at);
-        at += *size as u64;
-    }
-    need(at == end && size > 0)?;
-    Ok(starts)
-}
-
-fn usable(state: &State, address: u64, size: usize) -> Result<(), u32> {
-    let end = address + size as u64;
-    let mut at = address;
-    while at < end {
-        let (start, (size, access)) = state.mapped.range(..=at).next_back().ok_or(1_u32)?;
-        need(*access && start + *size as u64 > at)?;
-        at = start + *size as u64;
-    }
-    Ok(())
-}
-
-/// Host memory is registered in one piece or not at all.
-fn host(state: &State, address: u64, size: usize) -> Result<(), u32> {
-    let end = address + size as u64;
-    let touches = |(start, size): (&u64, &usize)| *start < end && start + *size as u64 > address;
-    let split = |(start, size): (&u64, &usize)| *start > address || start + (*size as u64) < end;
-    need(!state.registered.iter().any(|range| touches(range) && split(range)))
-}
-
-fn stream(state: &State, stream: u64) -> Result<(), u32> {
-    if stream <= 2 || state.streams.contains(&stream) { Ok(()) } else { Err(400) }
-}
-
-fn copy_in(state: &State, target: u64, source: u64, size: usize) -> Result<(), u32> {
-    usable(state, target, size)?;
-    host(state, source, size)?;
-    unsafe { std::ptr::copy(source as *const u8, target as *mut u8, size) };
-    Ok(())
 }
 
 functions! { false:

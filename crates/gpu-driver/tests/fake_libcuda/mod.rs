@@ -121,7 +121,7 @@ impl Drop for Fake {
 fn build(without: &str) -> PathBuf {
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let mut hasher = DefaultHasher::new();
-    include_str!("libcuda.rs").hash(&mut hasher);
+    [include_str!("libcuda.rs"), include_str!("state.rs")].hash(&mut hasher);
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-libcuda");
     let built = folder.join(format!("{:016x}{without}.so", hasher.finish()));
     if built.exists() {
