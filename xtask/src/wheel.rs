@@ -61,6 +61,8 @@ fn build(venv: &Venv, out: &Path, options: &[&str]) -> Result<PathBuf> {
     let mut maturin = venv.command();
     maturin.args(["-m", "maturin", "build", "--release"]).args(workspace::locked()).args(options);
     maturin.arg("--interpreter").arg(venv.python()).arg("--out").arg(out);
+    // Where maturin's --zig looks for the ziglang package.
+    maturin.env("CARGO_ZIGBUILD_PYTHON_PATH", venv.python());
     process::run(&mut maturin)?;
     match wheels_in(out)?.as_slice() {
         [wheel] => Ok(wheel.clone()),
