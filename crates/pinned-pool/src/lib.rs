@@ -4,6 +4,7 @@
 mod claims;
 mod error;
 mod event;
+mod limits;
 mod maps;
 mod pending_read;
 mod prepared;
@@ -18,6 +19,7 @@ mod transfer;
 pub use claims::registered_bytes;
 pub use error::{HostError, Result};
 pub use event::Event;
+pub use limits::memory_limit;
 pub use maps::{HostMaps, MemoryKind};
 pub use pending_read::PendingRead;
 pub use prepared::PreparedCopy;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ops::Range;
+use std::path::Path;
 use std::ptr::NonNull;
 
 use gpu_driver::Bytes;
@@ -11,6 +12,18 @@ use crate::error::{HostError, Result};
 
 /// The size of a large page on x86-64 and on arm64 with 4 KiB pages; a wrong guess only loses speed.
 const LARGE_PAGE: u64 = 2 << 20;
+
+/// Where the machine's memory is told.
+pub(crate) const MEMORY_INFO: &str = "/proc/meminfo";
+/// Where the process's control groups are told.
+pub(crate) const CONTROL_GROUPS: &str = "/proc/self/cgroup";
+/// Where control groups are.
+pub(crate) const CONTROL_GROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// A small file's text, if there is one.
+pub(crate) fn read_text(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
 
 /// The size of a page of memory.
 pub(crate) fn page_size() -> u64 {

@@ -94,7 +94,7 @@ pub enum VmmError {
     Undo(Box<UndoFailure>),
 }
 
-/// Two refusals in a row, after which some granules are not as they were before the call.
+/// Two refusals in a row, after which some granules are not as they were before the call: these, and perhaps more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}, and undoing failed too: {undo}; granules {first}..{end} are inaccessible")]
 pub struct UndoFailure {

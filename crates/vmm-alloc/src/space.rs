@@ -174,16 +174,17 @@ impl AddressSpace {
         self.lock().get(granule as usize).map(|slot| Arc::clone(&slot.page))
     }
 
-    /// The address of `bytes` bytes at `offset`, all of which are mapped and open.
+    /// The address of `bytes` bytes at `offset`, all of which are mapped and open, in a range that was not retired.
     pub fn writable(&self, offset: u64, bytes: Bytes) -> Result<DeviceAddress> {
         let end = offset.saturating_add(bytes.0);
         if end > self.size().0 {
             return Err(VmmError::OutOfBounds { offset, end, size: self.size() });
         }
         let granule = self.granule().0;
+        let table = self.lock();
+        table.expect_live()?;
         if bytes > Bytes::ZERO {
-            let covered = (offset / granule) as usize..end.div_ceil(granule) as usize;
-            self.lock().expect_writable(covered)?;
+            table.expect_writable((offset / granule) as usize..end.div_ceil(granule) as usize)?;
         }
         Ok(self.address().offset(Bytes(offset)))
     }
@@ -265,12 +266,15 @@ impl AddressSpace {
         let runs = table.mapped_runs(range.clone());
         for (index, run) in runs.iter().enumerate() {
             if let Err(cause) = self.window.unmap(run.clone()) {
+                let mut outcome = Err(cause.clone().into());
                 for undone in &runs[..index] {
                     let slots = table.copy(undone.clone());
                     table.clear(undone.clone());
-                    self.put_back(table, undone.start, &slots, &cause)?;
+                    if let Err(failure) = self.put_back(table, undone.start, &slots, &cause) {
+                        outcome = Err(failure);
+                    }
                 }
-                return Err(cause.into());
+                return outcome;
             }
         }
         table.clear(range);
@@ -287,7 +291,7 @@ impl AddressSpace {
         mapped
     }
 
-    /// Maps slots again that were unmapped a moment ago, with the access they had.
+    /// Maps slots again that were unmapped a moment ago, with the access they had: as many as the driver lets.
     fn put_back(
         &self,
         table: &mut Table,
@@ -295,21 +299,24 @@ impl AddressSpace {
         slots: &[Option<Slot>],
         cause: &DriverError,
     ) -> Result<()> {
+        let mut outcome = Ok(());
         for run in access_runs(slots) {
             let pages: Vec<_> =
                 slots[run.clone()].iter().flatten().map(|slot| Arc::clone(&slot.page)).collect();
             let access = slots[run.start].as_ref().map_or(Access::ReadWrite, |slot| slot.access);
-            let start = first + run.start;
-            if let Err(failure) = self.window.map(start, &pages, access) {
-                if let Some((left, _)) = failure.left {
-                    table.put(start, &pages[..left], Access::None);
+            let (start, end) = (first + run.start, first + run.end);
+            match self.window.map(start, &pages, access) {
+                Ok(()) => table.put(start, &pages, access),
+                Err(failure) => {
+                    if let Some((left, _)) = failure.left {
+                        table.put(start, &pages[..left], Access::None);
+                    }
+                    let (cause, undo) = (cause.clone(), failure.cause);
+                    outcome = Err(UndoFailure { cause, undo, first: start as u32, end: end as u32 }.into());
                 }
-                let (first, end) = (start as u32, (first + slots.len()) as u32);
-                return Err(UndoFailure { cause: cause.clone(), undo: failure.cause, first, end }.into());
             }
-            table.put(start, &pages, access);
         }
-        Ok(())
+        outcome
     }
 }
 

@@ -141,6 +141,7 @@ fn a_lease_keeps_the_addresses_after_retirement_and_nothing_else() {
     assert_eq!(lease.map(0, &page).unwrap_err(), VmmError::Retired);
     assert_eq!(lease.remap(0, &page).unwrap_err(), VmmError::Retired);
     assert_eq!(lease.unmap(0, 1).unwrap_err(), VmmError::Retired);
+    assert_eq!(lease.writable(0, Bytes(1)).unwrap_err(), VmmError::Retired);
     assert_eq!(lease.set_tail(&page[0]).unwrap_err(), VmmError::Retired);
     drop((lease, page));
     assert!(rig.host.counters().nothing_alive());
@@ -159,6 +160,7 @@ fn a_range_retired_to_poison_reads_as_ones_everywhere_and_holds_one_page() {
     assert!((0..6).all(|granule| read(&lease, granule) == u64::MAX), "the tail too");
     assert!(lease.is_retired());
     assert_eq!((pool.report().in_use, lease.report().pages), (GRANULE, 1));
+    assert_eq!(lease.writable(0, Bytes(1)).unwrap_err(), VmmError::Retired, "nobody overwrites the poison");
     assert_eq!(lease.retire_to_poison(&pool).unwrap_err(), VmmError::Retired);
     assert_eq!(rig.host.counters().streams_alive, 0);
     drop(lease);

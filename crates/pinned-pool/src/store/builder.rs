@@ -6,10 +6,11 @@ use std::sync::Arc;
 use gpu_driver::{Bytes, Driver, Registration};
 use rayon::ThreadPool;
 
-use super::in_place::{Candidate, candidates};
+use super::in_place::{Candidate, candidates, may_stay};
 use super::report::{HostLevel, Placed, StoreReport};
 use super::{HostStore, Place, Places, StoreOptions};
 use crate::error::{HostError, Result};
+use crate::limits::memory_limit;
 use crate::maps::HostMaps;
 use crate::ranges::Ranges;
 use crate::registered::{KeepAlive, Registered};
@@ -36,7 +37,8 @@ pub struct HostStoreBuilder {
 }
 
 impl HostStoreBuilder {
-    pub(super) fn new(driver: Arc<dyn Driver>, line: Bytes, options: StoreOptions) -> Self {
+    pub(super) fn new(driver: Arc<dyn Driver>, line: Bytes, mut options: StoreOptions) -> Self {
+        options.register_limit = options.register_limit.or_else(memory_limit);
         Self {
             driver,
             line,
@@ -143,10 +145,11 @@ impl HostStoreBuilder {
     fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<bool>, Vec<Registered>) {
         let mut kept = vec![false; group.len()];
         let mut registered = Vec::new();
-        if self.options.slab_only {
+        let tensors: Vec<Range<u64>> = group.iter().map(|source| source.bytes.range()).collect();
+        if self.options.slab_only || !may_stay(&tensors, self.options.min_in_place) {
             return (kept, registered);
         }
-        let tensors: Vec<Range<u64>> = group.iter().map(|source| source.bytes.range()).collect();
+        // Read anew for every group: memory that was freed since may have become a file mapping.
         let found = HostMaps::read().map(|maps| candidates(&tensors, &maps, self.options.min_in_place));
         let found = found.unwrap_or_else(|reason| {
             self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason);

@@ -17,6 +17,17 @@ pub(super) struct Candidate {
     pub(super) members: Vec<usize>,
 }
 
+/// Whether any tensors form a run of `shortest` bytes, whatever their memory is: if not, the maps, of which a process has
+/// thousands, need not be read.
+pub(super) fn may_stay(tensors: &[Range<u64>], shortest: Bytes) -> bool {
+    let page = system::page_size();
+    let mut merged = Ranges::default();
+    for pages in tensors.iter().filter_map(|bytes| whole_pages(bytes, page)) {
+        merged.insert(pages);
+    }
+    merged.iter().any(|run| run.end - run.start >= shortest.0)
+}
+
 /// The runs of at least `shortest` bytes that tensors, given by their address ranges, form in anonymous memory. Tensors
 /// that share a page, or whose pages touch, are one run, so that no page is registered twice.
 pub(super) fn candidates(tensors: &[Range<u64>], maps: &HostMaps, shortest: Bytes) -> Vec<Candidate> {
@@ -41,11 +52,13 @@ pub(super) fn candidates(tensors: &[Range<u64>], maps: &HostMaps, shortest: Byte
 
 /// The whole pages a tensor touches, if all of them are anonymous memory.
 fn anonymous_pages(bytes: &Range<u64>, maps: &HostMaps, page: u64) -> Option<Range<u64>> {
-    if bytes.is_empty() {
-        return None;
-    }
-    let pages = bytes.start / page * page..bytes.end.checked_next_multiple_of(page)?;
-    (maps.kind(pages.clone()) == MemoryKind::Anonymous).then_some(pages)
+    whole_pages(bytes, page).filter(|pages| maps.kind(pages.clone()) == MemoryKind::Anonymous)
+}
+
+/// The whole pages a tensor touches, unless it is empty.
+fn whole_pages(bytes: &Range<u64>, page: u64) -> Option<Range<u64>> {
+    let end = bytes.end.checked_next_multiple_of(page)?;
+    (!bytes.is_empty()).then_some(bytes.start / page * page..end)
 }
 
 #[cfg(test)]

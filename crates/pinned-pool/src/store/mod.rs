@@ -32,7 +32,8 @@ pub struct StoreOptions {
     pub min_in_place: Bytes,
     /// How much of the slab is filled before it is registered: enough for the full rate of 24 to 33 GB/s.
     pub chunk: Bytes,
-    /// The most that may be page-locked in this process; beyond it, bytes stay pageable.
+    /// The most that may be page-locked in this process; beyond it, bytes stay pageable. By default
+    /// [`memory_limit`](crate::memory_limit).
     pub register_limit: Option<Bytes>,
     /// Threads that copy into the slab; by default one a core, at most 16.
     pub threads: Option<usize>,
