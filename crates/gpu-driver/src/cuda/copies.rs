@@ -14,6 +14,9 @@ use crate::types::{Bytes, HostToDevice, StreamHandle};
 
 /// Streams up to this handle are the legacy and per-thread default streams, which take no batches.
 const LAST_SPECIAL_STREAM: u64 = 2;
+/// The most copies in one call: batches of tens of thousands crashed or hung drivers of the 580 series, and a few
+/// hundred already make the cost of the call disappear.
+const BATCH: usize = 256;
 /// Batches refused where single copies went through, before batches are given up.
 const REFUSALS: u32 = 3;
 
@@ -37,23 +40,21 @@ impl Copies {
     ) -> Result<()> {
         let batch = api.memcpy_batch.filter(|_| self.takes_batches(copies, stream));
         // A refused call would end somebody's capture, so that one is not tried.
-        if let Some(batch) = batch
-            && !capturing()?
-        {
+        let Some(batch) = batch.filter(|_| !matches!(capturing(), Ok(false))) else {
             // SAFETY: the caller keeps the contract of the copies.
-            let code = unsafe { submit_batch(batch, copies, stream) };
-            if code != INVALID_VALUE && code != NOT_SUPPORTED {
-                return api.check("cuMemcpyBatchAsync", code, || describe(copies));
-            }
-            // Whatever part of the batch was submitted is submitted again: the same bytes to the same place.
-            // SAFETY: as above.
-            unsafe { submit_each(api, copies, stream) }?;
-            let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-            tracing::warn!(code, refused, "a batch of copies was refused; they went one by one");
-            return Ok(());
-        }
+            return unsafe { submit_each(api, copies, stream) };
+        };
         // SAFETY: as above.
-        unsafe { submit_each(api, copies, stream) }
+        let code = unsafe { submit_batches(batch, copies, stream) };
+        if code != INVALID_VALUE && code != NOT_SUPPORTED {
+            return api.check("cuMemcpyBatchAsync", code, || describe(copies));
+        }
+        // Whatever part of the batch was submitted is submitted again: the same bytes to the same place.
+        // SAFETY: as above.
+        unsafe { submit_each(api, copies, stream) }?;
+        let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        tracing::warn!(code, refused, "a batch of copies was refused; they went one by one");
+        Ok(())
     }
 
     fn takes_batches(&self, copies: &[HostToDevice], stream: StreamHandle) -> bool {
@@ -67,15 +68,12 @@ fn describe(copies: &[HostToDevice]) -> String {
     format!(": {} copies of {total} in all", copies.len())
 }
 
-/// One call for all copies.
+/// One call for many copies; stops at the first that is refused.
 ///
 /// # Safety
 /// As [`Copies::submit`].
-unsafe fn submit_batch(batch: MemcpyBatch, copies: &[HostToDevice], stream: StreamHandle) -> u32 {
-    let real = || copies.iter().filter(|copy| copy.size != Bytes::ZERO);
-    let mut targets: Vec<u64> = real().map(|copy| copy.target.0).collect();
-    let mut sources: Vec<u64> = real().map(|copy| copy.source.expose_provenance() as u64).collect();
-    let mut sizes: Vec<usize> = real().map(|copy| copy.size.as_usize()).collect();
+unsafe fn submit_batches(batch: MemcpyBatch, copies: &[HostToDevice], stream: StreamHandle) -> u32 {
+    let mut real = copies.iter().filter(|copy| copy.size != Bytes::ZERO).peekable();
     // Location hints are for managed memory only.
     let nowhere = CUmemLocation { type_: LocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
     let mut attributes = CUmemcpyAttributes {
@@ -84,23 +82,38 @@ unsafe fn submit_batch(batch: MemcpyBatch, copies: &[HostToDevice], stream: Stre
         dstLocHint: nowhere,
         flags: 0,
     };
-    let mut first_use = 0_usize;
-    let mut failed = usize::MAX;
-    // SAFETY: the arrays are `count` long, one attribute starts at copy 0, all outlive the call, which keeps none;
-    // the caller vouches for the memory.
-    unsafe {
-        batch(
-            targets.as_mut_ptr(),
-            sources.as_mut_ptr(),
-            sizes.as_mut_ptr(),
-            targets.len(),
-            &raw mut attributes,
-            &raw mut first_use,
-            1,
-            &raw mut failed,
-            stream.0,
-        )
+    // One attribute from copy 0 on. As long as the batch, since its length is read in two ways by implementers.
+    let mut first_uses = [0_usize; BATCH];
+    while real.peek().is_some() {
+        let (mut targets, mut sources, mut sizes) = ([0_u64; BATCH], [0_u64; BATCH], [0_usize; BATCH]);
+        let mut count = 0;
+        for copy in real.by_ref().take(BATCH) {
+            targets[count] = copy.target.0;
+            sources[count] = copy.source.expose_provenance() as u64;
+            sizes[count] = copy.size.as_usize();
+            count += 1;
+        }
+        let mut failed = usize::MAX;
+        // SAFETY: the arrays hold `count` entries and outlive the call, which keeps none of them; the caller
+        // vouches for the memory.
+        let code = unsafe {
+            batch(
+                targets.as_mut_ptr(),
+                sources.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                count,
+                &raw mut attributes,
+                first_uses.as_mut_ptr(),
+                1,
+                &raw mut failed,
+                stream.0,
+            )
+        };
+        if code != SUCCESS {
+            return code;
+        }
     }
+    SUCCESS
 }
 
 /// One call a copy.
