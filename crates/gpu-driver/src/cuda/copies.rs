@@ -40,7 +40,7 @@ impl Copies {
     ) -> Result<()> {
         let batch = api.memcpy_batch.filter(|_| self.takes_batches(copies, stream));
         // A refused call would end somebody's capture, so that one is not tried.
-        let Some(batch) = batch.filter(|_| !matches!(capturing(), Ok(false))) else {
+        let Some(batch) = batch.filter(|_| matches!(capturing(), Ok(false))) else {
             // SAFETY: the caller keeps the contract of the copies.
             return unsafe { submit_each(api, copies, stream) };
         };
