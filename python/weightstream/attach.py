@@ -69,7 +69,8 @@ def attach(
         binding.unbind()
         runtime.offloader.close()
         raise
-    attachment._facts.update(_facts(target, ownership, watch.survivors(in_place), in_place))
+    survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
+    attachment._facts.update(_facts(target, ownership, survivors, in_place))
     return attachment
 
 

@@ -10,7 +10,7 @@ tensors) are built anew and set on their modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -29,6 +29,7 @@ _GROUP = 256 << 20
 """Bytes that are handed over together: what may be held twice for a moment."""
 
 _data_ptr = torch.Tensor.data_ptr
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @dataclass(eq=False)
@@ -157,6 +158,21 @@ class Binding:
             for user in entry.users:
                 _register(user, entry.built)
         self._note_slots()
+
+    def shared_in_place(self, names: Collection[str]) -> list[str]:
+        """Which of the tensors that are read in place somebody outside the model can still write."""
+        if _use_count is None:
+            return []
+        hosts: dict[int, list[_Leaf]] = {}
+        for leaf in self._leaves.values():
+            if leaf.user.path in names:
+                hosts.setdefault(leaf.host.untyped_storage()._cdata, []).append(leaf)
+        found: list[str] = []
+        for cdata, leaves in hosts.items():
+            # Our host tensors, and the one Python object for the storage that is passed along with the bytes.
+            if _use_count(cdata) > len(leaves) + 1:
+                found.extend(leaf.user.path for leaf in leaves)
+        return found
 
     def addresses(self) -> list[int]:
         """Where each owned tensor is on the device; 0 if it has no bytes."""

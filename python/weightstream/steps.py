@@ -56,13 +56,12 @@ class ModelSteps:
         self._overrides = Overrides()
         self._evidence: Evidence | None = None
         self._recorder: Recorder | None = None
-        self._strays: dict[int, Hold] = {}
+        self._borrowed: list[Hold] = []
         self._wrap_whole()
 
     def restore(self) -> None:
         """Takes the wrapped forwards off."""
         self._overrides.restore()
-        self._release_strays()
 
     def before(self) -> None:
         """Raises StateError if a managed tensor was replaced; drops evidence that no longer holds."""
@@ -82,7 +81,7 @@ class ModelSteps:
         if self._evidence is not None:
             return inner(*args, **kwargs)
         self._recorder = None
-        recorder = Recorder(self._ownership, self._binding.addresses(), self._on_stray)
+        recorder = _Lending(self)
         with recorder.recording():
             result = inner(*args, **kwargs)
         self._recorder = recorder
@@ -106,6 +105,14 @@ class ModelSteps:
             self._ownership,
             min(_LEAST_SEGMENT, largest // _LEAST_SHARE),
         )
+        if plan.stray:
+            # Only a watched operator can be served what it reads out of turn.
+            names = ", ".join(tensors[i].name for i in plan.stray[:4])
+            self._note(
+                f"every step is watched, which is slow, since weights are read outside their block's forward: {names}; "
+                f"give attach towers= without that block"
+            )
+            return
         segments = {block.index: _usable(plan, block) for block in self._blocks}
         first: dict[int, int] = {}
         count = 0
@@ -123,17 +130,12 @@ class ModelSteps:
                 unit = first[block_index] + (segment if len(segments[block_index]) > 1 else 0)
                 if not order or order[-1] != unit or segment == 0:
                     order.append(unit)
-        self._release_strays()
         try:
             self._runtime.offloader.segment(cuts, order)
         except WeightstreamError as error:
-            self.notes.append(f"blocks stay whole: {error}")
+            self._note(f"blocks stay whole: {error}")
         else:
             self._wrap_segments(segments, first)
-        if plan.stray:
-            names = ", ".join(tensors[i].name for i in plan.stray[:4])
-            self.notes.append(f"kept on the device, since they are read outside their block's forward: {names}")
-            self._strays[-1] = self._hold(plan.stray)
         self._evidence = Evidence(self._model, ignoring_forward_of=[self._model, *self._overrides.modules()])
 
     def _wrap_whole(self) -> None:
@@ -167,19 +169,34 @@ class ModelSteps:
                     forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward)
                     self._overrides.set(anchor, "forward", forward)
 
-    def _on_stray(self, tensor: int, block: int, operator: str) -> None:
-        """Makes a tensor present that a watched step reads outside its block's forward."""
-        if tensor not in self._strays:
-            self._strays[tensor] = self._hold([tensor])
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
-    def _hold(self, tensors: list[int]) -> Hold:
-        numbers = [self._binding.numbers[tensor] for tensor in tensors]
-        return self._runtime.offloader.hold(numbers, self._runtime.stream())
+    def lend(self, tensor: int, block: int, operator: str) -> None:
+        """Makes a tensor present that an operator is about to read outside its block's forward."""
+        runtime = self._runtime
+        self._borrowed.append(runtime.offloader.hold([self._binding.numbers[tensor]], runtime.stream()))
 
-    def _release_strays(self) -> None:
-        for hold in self._strays.values():
-            hold.release(self._runtime.stream())
-        self._strays.clear()
+    def take_back(self) -> None:
+        """Ends what was lent, once the operator that read it was submitted."""
+        while self._borrowed:
+            self._borrowed.pop().release(self._runtime.stream())
+
+
+class _Lending(Recorder):
+    """A recorder that serves reads out of turn: each for as long as its operator takes."""
+
+    def __init__(self, steps: ModelSteps) -> None:
+        super().__init__(steps._ownership, steps._binding.addresses(), steps.lend)
+        self._steps = steps
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            if self._steps._borrowed:
+                self._steps.take_back()
 
 
 _NEVER = -(1 << 62)
