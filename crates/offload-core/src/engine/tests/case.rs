@@ -50,7 +50,7 @@ pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, String> {
         return Err(format!("{peak} of pages were held, the limit is {limit}"));
     }
     let (host, tally) = (case.rig.host.clone(), case.tally);
-    drop(case);
+    case.rig.drop_engine_then_streams();
     if !host.counters().nothing_alive() {
         return Err(format!("left behind: {:?}", host.counters()));
     }
