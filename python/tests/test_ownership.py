@@ -131,6 +131,15 @@ def test_views_of_one_another_have_one_owner_and_keep_their_offsets():
         assert torch.equal(as_is, user.tensor)
 
 
+def test_a_short_view_does_not_end_the_interval_of_a_long_one():
+    model = Model()
+    whole = model.layers[1].linear.weight.detach()
+    model.layers[1].second, model.layers[1].last = nn.Parameter(whole[1]), nn.Parameter(whole[7])
+    ownership = owned(model)
+    (tensor,) = [t for t in ownership.tensors if "layers.1.last" in [user.path for user in t.users]]
+    assert [user.path for user in tensor.users] == ["layers.1.second", "layers.1.last", "layers.1.linear.weight"]
+
+
 def test_parts_of_one_storage_that_do_not_overlap_have_owners_of_their_own():
     model = Model()
     flat = torch.randn(3 * 64)

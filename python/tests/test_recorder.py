@@ -20,6 +20,7 @@ from weightstream.towers import find_towers
 
 torch.set_num_threads(1)
 WIDTH = 16
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 class Block(nn.Module):
@@ -126,14 +127,16 @@ def operators(trace) -> set[str]:
     return {read.operator for visit in trace.visits for read in visit.reads}
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_fused_encoder_layer_stays_fused_and_the_slow_path_is_seen_as_well(fused):
+def test_the_fused_encoder_layer_stays_fused_and_the_slow_path_is_seen_as_well(fused, device):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True, dropout=0.0)
-    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).requires_grad_(False).train(not fused)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).requires_grad_(False).train(not fused).to(device)
+    x = SEQUENCE.to(device)
     with torch.inference_mode():
-        expected = model(SEQUENCE)
-        ownership, trace, result = record(model, lambda: model(SEQUENCE))
+        expected = model(x)
+        ownership, trace, result = record(model, lambda: model(x))
     assert torch.equal(result, expected)
     assert ("aten._transformer_encoder_layer_fwd.default" in operators(trace)) is fused
     assert trace.seen == {number for block in ownership.blocks for number in block.tensors}
@@ -181,6 +184,22 @@ def test_recurrent_layers_are_one_anchor(make):
     assert len(found) == 8 and all(where == {"rnn"} for where in found.values())
     cell = model_of(lambda self, x: self.cell(x), cell=lambda: nn.GRUCell(WIDTH, WIDTH))
     assert set(anchors(cell, X)) == {"cell.weight_ih", "cell.weight_hh", "cell.bias_ih", "cell.bias_hh"}
+
+
+def test_a_read_of_bytes_around_managed_tensors_reads_them_all():
+    model = model_of(lambda self, x: x, a=linear, b=linear, c=linear)
+    flat = torch.randn(4, WIDTH, WIDTH)
+    for number, name in enumerate("abc"):
+        getattr(model.layers[0], name).weight = nn.Parameter(flat[number], requires_grad=False)
+
+    def read(part):
+        model.layers[0].run = lambda self, x: x + part.sum()
+        return set(anchors(model, X))
+
+    assert read(flat) == {"a.weight", "b.weight", "c.weight"}
+    assert read(flat.flatten()[WIDTH * WIDTH - 1 : WIDTH * WIDTH * 2 + 1]) == {"a.weight", "b.weight", "c.weight"}
+    assert read(flat[1:3]) == {"b.weight", "c.weight"}
+    assert read(flat[3:]) == read(flat[1:1]) == set()
 
 
 def test_wrapper_subclasses_are_read_by_their_inner_tensors():
@@ -269,6 +288,12 @@ def test_a_read_outside_its_block_is_announced_before_it_happens():
     assert [read.tensor for read in recorder.trace().stray] == ownership.blocks[1].tensors
 
 
+def test_a_read_after_its_block_has_run_is_outside_it():
+    model = model_of(lambda self, x: self.a(x), a=linear)
+    _, trace, _ = record(model, lambda: (model(X), model.layers[0].a.weight.sum()))
+    assert [(read.tensor, read.call) for read in trace.stray] == [(2, None)] and len(trace.visits[0].reads) == 1
+
+
 def test_bound_addresses_are_recognized_instead_of_the_old_ones():
     model = model_of(lambda self, x: self.a(x), a=linear)
     ownership = collect(model, find_towers(model))
@@ -339,7 +364,7 @@ def test_visits_are_in_order_with_repeats_and_nesting():
 def attention(kind: str):
     def run(self, x):
         q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (self.q(x), self.k(x), self.v(x)))
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if kind == "mask" else None
+        mask = x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if kind == "mask" else None
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal").transpose(1, 2).flatten(2)
 
     return model_of(run, q=linear, k=linear, v=linear)
@@ -348,9 +373,10 @@ def attention(kind: str):
 @pytest.mark.parametrize("length", [1, 7, 64])
 @pytest.mark.parametrize("kind", ["plain", "causal", "mask"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_gives_the_same_bits(kind, length, dtype):
-    model = attention(kind).to(dtype)
-    x = torch.randn(2, length, WIDTH, dtype=dtype)
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_gives_the_same_bits(kind, length, dtype, device):
+    model = attention(kind).to(device, dtype)
+    x = torch.randn(2, length, WIDTH, dtype=dtype, device=device)
     for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
         with mode():
             expected = model(x)
@@ -369,9 +395,11 @@ def test_attention_gives_the_same_bits(kind, length, dtype):
         lambda self, x: F.gelu(F.linear(x[:, :1].expand(-1, 5, -1), self.a.weight)),
     ],
 )
-def test_operators_with_several_ways_give_the_same_bits(run):
-    model = model_of(run, a=linear)
-    for x in (SEQUENCE, SEQUENCE[:, :1], SEQUENCE.transpose(0, 1)[:2]):
+@pytest.mark.parametrize("device", DEVICES)
+def test_operators_with_several_ways_give_the_same_bits(run, device):
+    model = model_of(run, a=linear).to(device)
+    sequence = SEQUENCE.to(device)
+    for x in (sequence, sequence[:, :1], sequence.transpose(0, 1)[:2]):
         expected = model(x)
         assert torch.equal(record(model, lambda x=x: model(x))[2], expected)
 

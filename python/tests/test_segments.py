@@ -105,6 +105,23 @@ def test_a_child_called_twice_in_a_row_stays_alone_and_ends_with_the_second_call
     assert names == ["a", "b"] and [segment.last_calls for segment in plan.blocks[0].segments] == [2, 1]
 
 
+def test_a_call_of_an_anchor_that_reads_nothing_counts_like_one_that_does():
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+        def forward(self, x, first=True):
+            return x @ self.weight if first else x
+
+    model = stack("bc", lambda self, x: self.c(self.a(self.b(self.a(x)), first=False)))
+    for block in model:
+        b, c = block._modules.pop("b"), block._modules.pop("c")
+        block.a, block.b, block.c = Once().requires_grad_(False), b, c
+    plan, names = cut(model)
+    assert names == ["a b", "c"] and plan.blocks[0].segments[0].last_calls == 2
+
+
 def test_a_number_of_calls_that_changes_leaves_the_end_to_the_next_segment():
     model = stack("ab", None)
     model[0].run = chain("aab")

@@ -1,8 +1,8 @@
 """Cuts blocks into segments, from what a recorder saw: pure functions of ownership and traces.
 
 A segment is a run of a block's tensors, consecutive in the block's order, that is read between the entry of its first
-anchor and the exit of its last. An anchor is the innermost module call in which a tensor is read. Calls that overlap
-merge (the outermost of nested anchors wins), and so do segments that run out of the block's order. A block stays one
+anchor and the exit of its last. An anchor is the innermost module in whose call a tensor is read. Calls of anchors
+that overlap merge (the outermost of nested anchors wins), and so do segments that run out of the block's order. A block stays one
 unit where that is all that is safe: a tensor never seen read, read in the block's own forward or outside it, or an
 order that changes.
 
@@ -146,25 +146,44 @@ def _plan_block(
         return one(Reason.UNSEEN, missing)
     if direct := {read.tensor for visit in visits for read in visit.reads if read.call is visit.call} - set(kept):
         return one(Reason.OWN_FORWARD, direct)
-    ranks = common_ranks([_groups(visit, kept) for visit in visits], tensors)
+    anchors = _anchors(visits)
+    ranks = common_ranks([_groups(visit, anchors, tensors) for visit in visits], tensors)
     if ranks is None:
         return one(Reason.ORDER)
     cuts = chunks([ranks[number] for number in tensors])
     if len(cuts) > 1:
-        cut = tuple(_segment(tensors[first:last], visits) for first, last in cuts)
+        cut = tuple(_segment(tensors[first:last], anchors, visits) for first, last in cuts)
         return SegmentPlan(block.index, cut, None, "")
     if len(tensors) == 1:
-        return SegmentPlan(block.index, (_segment(tensors, visits),), None, "")
+        return SegmentPlan(block.index, (_segment(tensors, anchors, visits),), None, "")
     return one(Reason.OVERLAP if len(set(ranks.values())) == 1 else Reason.UNORDERED)
 
 
-def _groups(visit: Visit, kept: Collection[int]) -> list[set[int]]:
-    """Tensors whose anchoring calls overlap in time, in time order. A tensor's interval spans all its reads."""
+def _anchors(visits: Sequence[Visit]) -> dict[int, set[int]]:
+    """The ids of the modules in whose calls each tensor is read."""
+    anchors: dict[int, set[int]] = {}
+    for visit in visits:
+        for read in visit.reads:
+            if read.call is not None:
+                anchors.setdefault(read.tensor, set()).add(id(read.call.module))
+    return anchors
+
+
+def _groups(visit: Visit, anchors: dict[int, set[int]], tensors: Sequence[int]) -> list[set[int]]:
+    """Tensors whose anchors' calls overlap in time, in time order.
+
+    A tensor's interval spans all calls of its anchors, also those that do not read it: entering an anchor makes its
+    tensors present.
+    """
+    calls: dict[int, tuple[int, int]] = {}
+    for call in visit.calls:
+        begin, end = calls.get(id(call.module), (call.begin, call.end))
+        calls[id(call.module)] = (min(begin, call.begin), max(end, call.end))
     hulls: dict[int, tuple[int, int]] = {}
-    for read in visit.reads:
-        if read.tensor not in kept and read.call is not None:
-            begin, end = hulls.get(read.tensor, (read.call.begin, read.call.end))
-            hulls[read.tensor] = (min(begin, read.call.begin), max(end, read.call.end))
+    for number in tensors:
+        spans = [calls[anchor] for anchor in anchors[number] if anchor in calls]
+        if spans:
+            hulls[number] = (min(begin for begin, _ in spans), max(end for _, end in spans))
     groups: list[set[int]] = []
     reach = -1
     for number, (begin, end) in sorted(hulls.items(), key=lambda item: item[1]):
@@ -176,42 +195,42 @@ def _groups(visit: Visit, kept: Collection[int]) -> list[set[int]]:
     return groups
 
 
-def _segment(tensors: Sequence[int], visits: Sequence[Visit]) -> Segment:
+def _segment(tensors: Sequence[int], anchors: dict[int, set[int]], visits: Sequence[Visit]) -> Segment:
     """A segment with the anchors that all visits show."""
-    members = set(tensors)
-    anchors: dict[int, nn.Module] = {}
+    wanted = set().union(*(anchors[number] for number in tensors))
+    found: dict[int, nn.Module] = {}
     ends: list[tuple[nn.Module, int]] = []
     for visit in visits:
-        calls = _outermost({id(read.call): read.call for read in visit.reads if read.tensor in members}.values())
+        calls = _outermost(call for call in visit.calls if id(call.module) in wanted)
         if not calls:
             continue
-        anchors.update((id(call.module), call.module) for call in calls if id(call.module) not in anchors)
-        last = max(calls, key=lambda call: call.end)
-        ends.append((last.module, sum(c.module is last.module and c.begin <= last.begin for c in visit.calls)))
-    last_anchor, count = ends[0]
-    steady = all(module is last_anchor and calls == count for module, calls in ends)
-    return Segment(tuple(tensors), tuple(anchors.values()), last_anchor, count if steady else None)
+        for call in calls:
+            found.setdefault(id(call.module), call.module)
+        last = max(calls, key=lambda call: call.end).module
+        ends.append((last, sum(call.module is last for call in visit.calls)))
+    last, count = ends[0]
+    steady = all(module is last and calls == count for module, calls in ends)
+    return Segment(tuple(tensors), tuple(found.values()), last, count if steady else None)
 
 
-def _outermost(calls: Iterable[Call | None]) -> list[Call]:
-    """The calls by entry, without those made inside another of them."""
+def _outermost(calls: Iterable[Call]) -> list[Call]:
+    """The calls, which come by entry, without those made inside another of them."""
     kept: list[Call] = []
-    for call in sorted((call for call in calls if call is not None), key=lambda call: call.begin):
+    for call in calls:
         if not kept or call.begin > kept[-1].end:
             kept.append(call)
     return kept
 
 
 def _order(plans: Sequence[SegmentPlan], trace: Trace) -> list[tuple[int, int]]:
-    """The segments in the order in which a step ran them; those a visit did not read are left out."""
+    """The segments in the order in which a step ran them; those a visit did not enter are left out."""
     order: list[tuple[int, int]] = []
     for visit in trace.visits:
-        segments = plans[visit.block].segments
-        read = {entry.tensor for entry in visit.reads}
+        called = {id(call.module) for call in visit.calls}
         order.extend(
             (visit.block, number)
-            for number, segment in enumerate(segments)
-            if len(segments) == 1 or not read.isdisjoint(segment.tensors)
+            for number, segment in enumerate(plans[visit.block].segments)
+            if any(id(anchor) in called for anchor in segment.anchors)
         )
     return order
 
