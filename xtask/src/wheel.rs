@@ -1,6 +1,6 @@
 //! `wheel`: builds the Python wheel. One file serves every CPython from 3.10 on (the stable ABI).
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,14 +36,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the wheel for this machine, which is what `test` and `demo` install.
-pub fn build_native(venv: &Venv) -> Result<PathBuf> {
+fn build_native(venv: &Venv) -> Result<PathBuf> {
     build(venv, &workspace::root().join("target/wheels"), &["--compatibility", "linux"])
 }
 
 /// Builds the wheel for any Linux since manylinux2014 (glibc 2.17), with zig as the linker.
 pub fn build_portable(venv: &Venv) -> Result<PathBuf> {
     build(venv, &workspace::root().join("dist"), &["--compatibility", "manylinux2014", "--zig"])
+}
+
+/// Builds the wheel for this machine and puts it into the environment. One command at a time does so: another would
+/// take the wheel away before it is installed.
+pub fn install_native(venv: &Venv) -> Result<PathBuf> {
+    let lock = File::create(workspace::root().join("target/wheel.lock"))
+        .context("cannot create the wheel's lock file")?;
+    lock.lock().context("cannot lock the wheel")?;
+    let wheel = build_native(venv)?;
+    install(venv, &wheel)?;
+    Ok(wheel)
 }
 
 /// Puts a wheel into the environment, in place of the one that is there.

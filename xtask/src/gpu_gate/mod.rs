@@ -39,8 +39,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let sets: &[_] =
         if portable { &[Requirements::Base, Requirements::Wheel] } else { &[Requirements::Base] };
     let venv = Venv::ensure(sets)?;
-    let wheel = if portable { wheel::build_portable(&venv)? } else { wheel::build_native(&venv)? };
-    wheel::install(&venv, &wheel)?;
+    let wheel = if portable {
+        let wheel = wheel::build_portable(&venv)?;
+        wheel::install(&venv, &wheel)?;
+        wheel
+    } else {
+        wheel::install_native(&venv)?
+    };
     if let Some(folder) = &args.bundle {
         let summary = bundle::write(
             folder,

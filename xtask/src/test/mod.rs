@@ -93,7 +93,7 @@ fn environment(shared: &mut Shared) -> Result<()> {
 
 fn build_wheel(shared: &mut Shared) -> Result<()> {
     let venv = shared.venv.as_ref().context("there is no environment")?;
-    wheel::install(venv, &wheel::build_native(venv)?)?;
+    wheel::install_native(venv)?;
     shared.wheel_installed = true;
     Ok(())
 }
