@@ -130,8 +130,8 @@ def _dit() -> Made:
         num_attention_heads=2, attention_head_dim=16, in_channels=4, num_layers=3, sample_size=8, patch_size=2,
         num_embeds_ada_norm=10,
     )  # fmt: skip
-    inputs = {"hidden_states": torch.randn(1, 4, 8, 8), "timestep": torch.tensor([5]), "class_labels": torch.tensor([3])}
-    return model, inputs
+    inputs = {"hidden_states": torch.randn(1, 4, 8, 8), "timestep": torch.tensor([5])}
+    return model, {**inputs, "class_labels": torch.tensor([3])}
 
 
 def _pixart() -> Made:
@@ -151,7 +151,8 @@ def _sd3() -> Made:
 
     model = SD3Transformer2DModel(
         sample_size=8, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8, num_attention_heads=4,
-        joint_attention_dim=24, caption_projection_dim=32, pooled_projection_dim=16, out_channels=4, pos_embed_max_size=8,
+        joint_attention_dim=24, caption_projection_dim=32, pooled_projection_dim=16, out_channels=4,
+        pos_embed_max_size=8,
     )  # fmt: skip
     inputs = {"hidden_states": torch.randn(1, 4, 8, 8), "encoder_hidden_states": torch.randn(1, 6, 24)}
     return model, {**inputs, "pooled_projections": torch.randn(1, 16), "timestep": torch.tensor([5])}
@@ -198,7 +199,9 @@ MODELS: dict[str, Callable[[], Made]] = {
         "OPTForCausalLM", "OPTConfig", vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=3,
         num_attention_heads=4, max_position_embeddings=64, word_embed_proj_dim=32,
     ),
-    "falcon": _text("FalconForCausalLM", "FalconConfig", vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4),
+    "falcon": _text(
+        "FalconForCausalLM", "FalconConfig", vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+    ),
     "bloom": _text("BloomForCausalLM", "BloomConfig", vocab_size=64, hidden_size=32, n_layer=3, n_head=4),
     "mamba": _text("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=3, state_size=8),
     "mamba2": _text(
@@ -213,7 +216,9 @@ MODELS: dict[str, Callable[[], Made]] = {
         "DebertaV2Model", "DebertaV2Config", **_BERT, relative_attention=True, pos_att_type=["p2c", "c2p"],
         max_relative_positions=16, share_att_key=False,
     ),
-    "distilbert": _text("DistilBertModel", "DistilBertConfig", vocab_size=64, dim=32, hidden_dim=64, n_layers=3, n_heads=4),
+    "distilbert": _text(
+        "DistilBertModel", "DistilBertConfig", vocab_size=64, dim=32, hidden_dim=64, n_layers=3, n_heads=4,
+    ),
     "albert": _text("AlbertModel", "AlbertConfig", **_BERT, embedding_size=16, num_hidden_groups=2),
     "t5": _text("T5ForConditionalGeneration", "T5Config", **_T5),
     "umt5_encoder": _text("UMT5EncoderModel", "UMT5Config", **_T5, is_encoder_decoder=False),
@@ -228,7 +233,10 @@ MODELS: dict[str, Callable[[], Made]] = {
     "vit": _vision("ViTModel", "ViTConfig", **_VISION),
     "siglip_vision": _vision("SiglipVisionModel", "SiglipVisionConfig", **_VISION),
     "dinov2": _vision("Dinov2Model", "Dinov2Config", **{**_VISION, "mlp_ratio": 2}),
-    "swin": _vision("SwinModel", "SwinConfig", image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4),
+    "swin": _vision(
+        "SwinModel", "SwinConfig", image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4],
+        window_size=4,
+    ),
     "convnext": _vision("ConvNextModel", "ConvNextConfig", hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 2, 1]),
     "segformer": _vision("SegformerModel", "SegformerConfig", depths=[1, 1, 2, 2], hidden_sizes=[8, 16, 24, 32]),
     "unet": _unet,

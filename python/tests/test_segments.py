@@ -139,8 +139,11 @@ def test_a_number_of_calls_that_changes_leaves_the_end_to_the_next_segment():
 def test_a_read_in_the_blocks_own_forward_keeps_it_whole():
     plan, names = cut(stack("ab", lambda self, x: self.b(F.linear(x, self.a.weight))))
     assert names == ["a b"] and plan.blocks[0].reason is Reason.OWN_FORWARD and plan.blocks[0].detail == "0.a.weight"
-    joined = stack("qkvo", lambda self, x: self.o(F.linear(x, torch.cat([self.q.weight, self.k.weight, self.v.weight]))[:, :WIDTH]))
-    plan, names = cut(joined)
+
+    def joined(self, x):
+        return self.o(F.linear(x, torch.cat([self.q.weight, self.k.weight, self.v.weight]))[:, :WIDTH])
+
+    plan, names = cut(stack("qkvo", joined))
     assert names == ["q k v o"] and plan.blocks[0].detail == "0.q.weight, 0.k.weight, 0.v.weight"
 
 

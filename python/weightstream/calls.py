@@ -29,7 +29,7 @@ _MISSING = object()
 
 
 def anchors_of(ownership: Ownership) -> list[nn.Module]:
-    """Every module whose calls can tell segments of a block apart: blocks and what they call, each in one block only."""
+    """Every module whose calls can tell segments apart: blocks and what they call, each in one block only."""
     owners: dict[int, set[int]] = {}
     modules: dict[int, nn.Module] = {}
     roots = {id(block.module) for block in ownership.blocks}

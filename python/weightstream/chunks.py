@@ -73,7 +73,7 @@ def _united(sequences: Sequence[Sequence[set[int]]], count: int) -> list[int]:
 
 
 def chunks(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """The most cuts of `ranks` such that sorting each part sorts the whole, as index ranges; equal ranks stay together."""
+    """The most index ranges such that sorting each sorts the whole of `ranks`; equal ranks stay together."""
     least_behind = [*ranks, max(ranks, default=0) + 1]
     for index in range(len(ranks) - 1, -1, -1):
         least_behind[index] = min(ranks[index], least_behind[index + 1])

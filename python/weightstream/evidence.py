@@ -28,7 +28,8 @@ class Evidence:
         for module in model.modules():
             state = module.__dict__
             forward = _SKIP if id(module) in ignored else state.get("forward")
-            self._modules.append((state, state["_modules"], list(state["_modules"].values()), forward, module.training))
+            children = state["_modules"]
+            self._modules.append((state, children, list(children.values()), forward, module.training))
             self._types.append((module, type(module)))
             self._classes[type(module)] = type(module).forward
             if any(name in state for name in _ADAPTER_STATE):
@@ -38,7 +39,9 @@ class Evidence:
         """Whether nothing of it has changed. About a third of a microsecond a module."""
         for state, children, kept, forward, training in self._modules:
             # Lists of modules compare by identity first, so equality costs a pointer comparison a child.
-            if state["_modules"] is not children or state["training"] is not training or list(children.values()) != kept:
+            if state["_modules"] is not children or list(children.values()) != kept:
+                return False
+            if state["training"] is not training:
                 return False
             if forward is not _SKIP and state.get("forward") is not forward:
                 return False

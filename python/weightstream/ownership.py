@@ -198,7 +198,8 @@ def _check_open(path: str, tensor: Tensor) -> None:
         raise ModelError(f"{path} is lazy and has no shape yet: run the model once before attaching")
     dispatch = getattr(type(tensor), "__torch_dispatch__", None)
     if dispatch is not Tensor.__torch_dispatch__ and not is_wrapper(tensor):
-        raise ModelError(f"{path} is a {type(tensor).__name__}, a tensor type without __tensor_flatten__: cannot bind it")
+        kind = type(tensor).__name__
+        raise ModelError(f"{path} is a {kind}, a tensor type without __tensor_flatten__: it cannot be bound")
 
 
 def _check_plain(path: str, tensor: Tensor) -> None:

@@ -53,7 +53,7 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self, ownership: Ownership, addresses: Sequence[int] | None = None, on_stray: OnStray | None = None
     ) -> None:
-        """Prepares to recognize the tensors of `ownership` at `addresses`, one a tensor; None for where they lie now."""
+        """Prepares to recognize the tensors of `ownership` at `addresses`, one each; None for where they lie now."""
         super().__init__()
         self._ownership = ownership
         self._blocks = {id(block.module): block.index for block in ownership.blocks}

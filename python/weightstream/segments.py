@@ -2,11 +2,11 @@
 
 A segment is a run of a block's tensors, consecutive in the block's order, that is read between the entry of its first
 anchor and the exit of its last. An anchor is the innermost module in whose call a tensor is read. Calls of anchors
-that overlap merge (the outermost of nested anchors wins), and so do segments that run out of the block's order. A block stays one
-unit where that is all that is safe: a tensor never seen read, read in the block's own forward or outside it, or an
-order that changes.
+that overlap merge (the outermost of nested anchors wins), and so do segments that run out of the block's order. A
+block stays one unit where that is all that is safe: a tensor never seen read, read in the block's own forward or
+outside it, or an order that changes.
 
-    order of the block   q        k        v        out      up       down
+    the block's order    q        k        v        out      up       down
     executed             2        3        1        4        5        6         v before q: one chunk
     segments             [ q        k        v ]    [out]    [up]     [down]
 """

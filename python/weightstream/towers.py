@@ -53,7 +53,7 @@ def find_towers(model: nn.Module, towers: TowersArgument = None) -> list[Tower]:
     least = LEAST_SHARE * tensor_bytes(model)
     found: list[Tower] = []
     _search("", model, least, found, set(), set())
-    return found
+    return _outermost(found)
 
 
 def _search(
@@ -72,6 +72,19 @@ def _search(
             _accept(_join(name, stem + "*"), members, least, found, taken)
     for _, path, sub in children:
         _search(path, sub, least, found, walked, taken)
+
+
+def _outermost(towers: list[Tower]) -> list[Tower]:
+    """The towers without those inside another's blocks, which an alias registered first can show to the search."""
+    inside = [{id(sub) for _, block in tower.blocks for sub in block.modules() if sub is not block} for tower in towers]
+
+    def holds(outer: int, inner: int) -> bool:
+        return any(id(block) in inside[outer] for _, block in towers[inner].blocks)
+
+    numbers = range(len(towers))
+    # Two towers that hold each other are modules that refer back to their model: both stay.
+    hidden = {i for i in numbers for o in numbers if o != i and holds(o, i) and not holds(i, o)}
+    return [towers[number] for number in numbers if number not in hidden]
 
 
 def _is_container(module: nn.Module) -> bool:
