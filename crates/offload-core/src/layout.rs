@@ -16,7 +16,7 @@ use gpu_driver::Bytes;
 use crate::model::{BlockDesc, BlockId, ModelDesc, TensorId};
 use crate::plan::PlanError;
 
-/// Every tensor starts at a multiple of this, as PyTorch's allocator gives, so that kernels choose alike.
+/// Every tensor starts at a multiple of this, as the allocator of `PyTorch` gives, so that kernels choose alike.
 pub const ALIGNMENT: u64 = 512;
 
 /// The range is cut in at most about this many granules: setting access costs about 40 µs a granule.

@@ -1,10 +1,11 @@
-//! What streams when: plan, schedule, simulate, and the engine that executes it.
+#![doc = include_str!("../README.md")]
 
 mod engine;
 mod layout;
 mod model;
 mod plan;
 mod schedule;
+mod simulate;
 mod units;
 
 pub use engine::{
@@ -13,6 +14,7 @@ pub use engine::{
 };
 pub use layout::{ALIGNMENT, BlockSpan, Layout, LayoutOptions};
 pub use model::{BlockDesc, BlockId, ModelDesc, TensorId, TowerDesc, UnitId};
-pub use plan::{Backing, Plan, PlanError, PlanNote, PlanRequest, UnitPlan};
+pub use plan::{Backing, Plan, PlanError, PlanNote, PlanRequest, SegmentedPlan, UnitPlan};
 pub use schedule::{Command, Schedule, ScheduleError, UnitView};
+pub use simulate::{COPY_LATENCY, Simulation, Stall, Workload, simulate};
 pub use units::{UnitDesc, Units};

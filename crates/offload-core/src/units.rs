@@ -84,8 +84,30 @@ impl Units {
         Ok(units)
     }
 
-    /// Every visit is of a unit there is.
-    pub(crate) fn check_order(&self) -> Result<(), PlanError> {
+    /// Whether these are units of this layout: they tile its blocks in order, and every visit is of one of them.
+    pub(crate) fn check(&self, layout: &Layout) -> Result<(), PlanError> {
+        self.check_order()?;
+        let mut units = self.units.iter().peekable();
+        for (number, block) in layout.blocks().iter().enumerate() {
+            let mut end = block.span.start;
+            let mut count = 0;
+            while let Some(unit) =
+                units.next_if(|unit| unit.block.0 as usize == number && unit.span.start == end)
+            {
+                end = unit.span.end.max(end);
+                count += 1;
+            }
+            if end != block.span.end || count == 0 {
+                return Err(PlanError::NotTiled { block: block.name.clone() });
+            }
+        }
+        match units.next() {
+            Some(unit) => Err(PlanError::NotTiled { block: unit.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_order(&self) -> Result<(), PlanError> {
         let count = self.units.len();
         match self.order.iter().find(|unit| unit.0 as usize >= count) {
             Some(unit) => Err(PlanError::NoSuchUnit { unit: unit.0, count }),

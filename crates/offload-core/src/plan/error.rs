@@ -2,6 +2,8 @@
 
 use gpu_driver::Bytes;
 
+use crate::schedule::ScheduleError;
+
 /// A refusal to lay out, cut or plan a model. Nothing was allocated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -72,6 +74,14 @@ pub enum PlanError {
         /// The offset on the address line.
         cut: u64,
     },
+    /// The units do not cover a block exactly.
+    #[error(
+        "the units of {block} do not follow one another from its first byte to its last; make them from this layout"
+    )]
+    NotTiled {
+        /// The block's name.
+        block: String,
+    },
     /// There is no such block.
     #[error("there is no block {block}; the model has {count}")]
     NoSuchBlock {
@@ -106,6 +116,9 @@ pub enum PlanError {
         /// What was given, in text.
         bytes_per_second: String,
     },
+    /// The schedule refuses the order a plan is simulated with.
+    #[error("the order cannot be simulated")]
+    Schedule(#[from] ScheduleError),
     /// A plan breaks one of its own rules: a defect of the planner.
     #[error("the plan is inconsistent: {what}; please report this with the model's sizes and the budget")]
     Inconsistent {

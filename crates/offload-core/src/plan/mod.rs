@@ -14,8 +14,11 @@ mod build;
 mod check;
 mod conflicts;
 mod error;
+mod estimate;
 mod ground;
 mod ring;
+mod search;
+mod segments;
 mod spread;
 
 use std::ops::Range;
@@ -23,6 +26,7 @@ use std::ops::Range;
 use gpu_driver::Bytes;
 
 pub use error::PlanError;
+pub use segments::SegmentedPlan;
 
 use crate::layout::Layout;
 use crate::model::{BlockId, UnitId};
@@ -80,7 +84,7 @@ pub struct PlanRequest {
     pub link_bytes_per_second: f64,
 }
 
-/// Everything resident, over a link of 25 GB/s, the middle of what PCIe 4 and 5 give.
+/// Everything resident, over a link of 25 GB/s, the middle of what `PCIe` 4 and 5 give.
 impl Default for PlanRequest {
     fn default() -> Self {
         Self { budget: None, look_ahead: None, compute: None, link_bytes_per_second: 25e9 }

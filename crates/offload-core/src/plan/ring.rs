@@ -18,12 +18,8 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Places units with the given heads over a ring of `ring` pages.
-    ///
-    /// The granules that stream take the pages in turn. Where the last turn would not fill the ring, all turns are made
-    /// equally short instead (`even`), so that the loss is at most a page or two anywhere rather than all at the wrap
-    /// from a step's last unit to the next step's first.
-    pub(super) fn new(ground: &Ground, heads: &[u32], ring: u32, even: bool) -> Self {
+    /// Places units with the given heads over a ring of `ring` pages. No unit may stream more than the shortest turn.
+    pub(super) fn new(ground: &Ground, heads: &[u32], ring: u32, turns: Turns) -> Self {
         let mut backing = vec![Backing::Own; ground.granules as usize];
         let mut own = vec![false; ground.granules as usize];
         for (unit, &head) in ground.units.iter().zip(heads) {
@@ -32,7 +28,7 @@ impl Placement {
         let streamed: Vec<Range<u64>> =
             ground.units.iter().map(|unit| streamed_part(&unit.span, ground.granule, &own)).collect();
         let count = own[ground.base as usize..].iter().filter(|own| !**own).count() as u32;
-        let mut pages = Pages::new(count, ring, even);
+        let mut pages = Pages::new(count, ring, turns);
         let mut last = None;
         for &unit in &ground.sequence {
             for granule in granules(&streamed[unit.0 as usize], ground.granule) {
@@ -57,6 +53,30 @@ impl Placement {
                 Some(PagePart { page, bytes: from..to })
             }
         })
+    }
+}
+
+/// How streamed granules go round the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turns {
+    /// Every turn takes all pages. If the last one does not, the first units of a step wait for units that lie only so many
+    /// pages back.
+    Full,
+    /// All turns take nearly the same number of pages, so that what the last one lacks is a page or two of each.
+    Even,
+}
+
+impl Turns {
+    /// The pages of the shortest turn, the last of full ones not counted, when `count` granules stream; `None` if pages of
+    /// the ring would never be used.
+    pub(super) fn shortest(self, count: u32, ring: u32) -> Option<u64> {
+        match self {
+            Self::Full => (ring <= count).then_some(u64::from(ring)),
+            Self::Even => {
+                let turns = count.div_ceil(ring.max(1)).max(1);
+                (count.div_ceil(turns) == ring).then_some(u64::from(count / turns))
+            }
+        }
     }
 }
 
@@ -94,25 +114,32 @@ fn streamed_part(span: &Range<u64>, granule: u64, own: &[bool]) -> Range<u64> {
 /// Gives ring pages to streamed granules, turn by turn.
 struct Pages {
     count: u64,
-    turns: u64,
-    turn: u64,
+    /// How many turns there are if they are even.
+    turns: Option<u64>,
     ring: u64,
+    turn: u64,
     given: u64,
     turn_start: u64,
     turn_end: u64,
 }
 
 impl Pages {
-    fn new(count: u32, ring: u32, even: bool) -> Self {
-        let (count, ring) = (u64::from(count), u64::from(ring.max(1)));
-        let turns = if even { count.div_ceil(ring).max(1) } else { 0 };
-        let mut pages = Self { count, turns, turn: 0, ring, given: 0, turn_start: 0, turn_end: 0 };
+    fn new(count: u32, ring: u32, turns: Turns) -> Self {
+        let (count, ring) = (u64::from(count), u64::from(ring));
+        let turns = match turns {
+            Turns::Full => None,
+            Turns::Even => Some(count.div_ceil(ring.max(1)).max(1)),
+        };
+        let mut pages = Self { count, turns, ring, turn: 0, given: 0, turn_start: 0, turn_end: 0 };
         pages.turn_end = pages.end_of_turn();
         pages
     }
 
     fn end_of_turn(&self) -> u64 {
-        if self.turns == 0 { self.turn_start + self.ring } else { (self.turn + 1) * self.count / self.turns }
+        match self.turns {
+            None => self.turn_start + self.ring,
+            Some(turns) => (self.turn + 1) * self.count / turns,
+        }
     }
 
     fn next_page(&mut self) -> u32 {

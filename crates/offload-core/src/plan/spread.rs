@@ -14,67 +14,117 @@ pub(super) enum Weights {
     Copies(Vec<u32>),
 }
 
-/// The heads of all units, by unit, in granules: `own` of them in all, each unit streaming at most `cap` bytes. `None`
-/// if no heads do that.
-pub(super) fn heads(ground: &Ground, own: u32, cap: u64, weights: &Weights) -> Option<Vec<u32>> {
-    let least: Vec<u32> = ground.units.iter().map(|unit| least_head(unit, cap, ground.granule)).collect();
+/// What is asked of a spread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spread<'a> {
+    /// Granules resident in all, the base region not counted.
+    pub(super) own: u32,
+    /// The most bytes a unit streams.
+    pub(super) cap: u64,
+    /// A unit streams nothing until its share and what the units before it were spared come to this many bytes: fewer,
+    /// larger copies.
+    pub(super) least_copy: u64,
+    pub(super) weights: &'a Weights,
+}
+
+/// The heads of all units, by unit, in granules. `None` if there are none of that many granules that leave each unit at
+/// most `cap` bytes to stream.
+pub(super) fn heads(ground: &Ground, spread: &Spread) -> Option<Vec<u32>> {
+    let least = least_heads(ground, spread.cap);
     let fits = ground.units.iter().zip(&least).all(|(unit, &least)| least <= unit.capacity);
-    let sum = |heads: &[u32]| heads.iter().map(|&head| u64::from(head)).sum::<u64>();
+    let fewest: u64 = least.iter().map(|&head| u64::from(head)).sum();
     let most: u64 = ground.units.iter().map(|unit| u64::from(unit.capacity)).sum();
-    if !fits || sum(&least) > u64::from(own) || most < u64::from(own) {
+    if !fits || fewest > u64::from(spread.own) || most < u64::from(spread.own) {
         return None;
     }
-    let wanted = wanted(ground, own, cap, weights);
+    let wanted = wanted(ground, spread);
     let granule = ground.granule as f64;
     let mut heads = least.clone();
     // Rounding errors are carried to the next unit of the sequence, so that neighbours make up for one another.
-    let (mut due, mut given) = (0.0_f64, 0_i64);
+    let (mut bytes, mut due, mut given) = (0.0_f64, 0.0_f64, 0_u64);
     for &unit in &ground.sequence {
         let index = unit.0 as usize;
         let facts = &ground.units[index];
-        due += (facts.bytes() as f64 - wanted[index]) / granule;
-        let head = (due.round() as i64 - given).clamp(i64::from(least[index]), i64::from(facts.capacity));
+        bytes += facts.bytes() as f64;
+        due += wanted[index];
+        let resident = whole(bytes / granule).saturating_sub(given);
+        let copied = due - (bytes - facts.bytes() as f64 - given as f64 * granule);
+        let head = if copied < spread.least_copy.min(facts.bytes()) as f64 {
+            u64::from(facts.capacity).min(resident)
+        } else {
+            whole((bytes - due) / granule).saturating_sub(given)
+        };
+        let head = head.clamp(u64::from(least[index]), u64::from(facts.capacity));
         given += head;
         heads[index] = head as u32;
     }
-    settle(ground, &least, &mut heads, i64::from(own) - given);
+    settle(ground, &least, &mut heads, i64::from(spread.own) - given.cast_signed());
     Some(heads)
 }
 
-/// The smallest head with which a unit streams at most `cap` bytes.
-fn least_head(unit: &GroundUnit, cap: u64, granule: u64) -> u32 {
-    let needed = if unit.bytes() <= cap {
-        0
-    } else {
-        ((unit.span.end - cap).div_ceil(granule) as u32).saturating_sub(unit.first)
-    };
-    needed.max(unit.forced)
+/// The fewest resident granules with which every unit streams at most `cap` bytes; `None` if none are enough.
+pub(super) fn least_own(ground: &Ground, cap: u64) -> Option<u64> {
+    let least = least_heads(ground, cap);
+    let fits = ground.units.iter().zip(&least).all(|(unit, &least)| least <= unit.capacity);
+    fits.then(|| least.iter().map(|&head| u64::from(head)).sum())
 }
 
-/// Gives out what rounding left over, or takes back what it gave too much, a granule a unit and round.
+/// The nearest whole number that is not negative.
+#[expect(clippy::cast_sign_loss, reason = "the cast saturates at zero, which is what is wanted")]
+pub(super) fn whole(number: f64) -> u64 {
+    number.round() as u64
+}
+
+/// The smallest heads with which every unit streams at most `cap` bytes, by unit.
+fn least_heads(ground: &Ground, cap: u64) -> Vec<u32> {
+    let granule = ground.granule;
+    let mut least = vec![0; ground.units.len()];
+    // From the back: where the unit behind must have a head, its first granule holds the last bytes of this one.
+    let mut head_behind = None;
+    for (index, unit) in ground.units.iter().enumerate().rev() {
+        let shared = head_behind.filter(|&behind| behind == unit.span.end / granule);
+        let end = shared.map_or(unit.span.end, |behind| behind * granule);
+        let needed = if end.saturating_sub(unit.span.start) <= cap {
+            0
+        } else {
+            ((end - cap).div_ceil(granule) as u32).saturating_sub(unit.first)
+        };
+        least[index] = needed.max(unit.forced);
+        if unit.capacity > 0 {
+            head_behind = (least[index] > 0).then_some(u64::from(unit.first));
+        }
+    }
+    least
+}
+
+/// Gives out what rounding left over, or takes back what it gave too much, a granule a unit and round. Units that stream
+/// nothing come last, so that they need no copy.
 fn settle(ground: &Ground, least: &[u32], heads: &mut [u32], mut left: i64) {
+    let mut spare_whole = true;
     while left != 0 {
         let before = left;
         for &unit in &ground.sequence {
             let index = unit.0 as usize;
-            if left > 0 && heads[index] < ground.units[index].capacity {
+            let capacity = ground.units[index].capacity;
+            if left > 0 && heads[index] < capacity {
                 heads[index] += 1;
                 left -= 1;
-            } else if left < 0 && heads[index] > least[index] {
+            } else if left < 0 && heads[index] > least[index] && !(spare_whole && heads[index] == capacity) {
                 heads[index] -= 1;
                 left += 1;
             }
         }
-        if left == before {
+        if left == before && !std::mem::take(&mut spare_whole) {
             return; // cannot happen: the caller has checked both sums
         }
     }
 }
 
 /// The bytes each unit should stream, by unit, before rounding to granules.
-fn wanted(ground: &Ground, own: u32, cap: u64, weights: &Weights) -> Vec<f64> {
-    let streamed = f64::from(ground.line_granules() - own) * ground.granule as f64;
-    match weights {
+fn wanted(ground: &Ground, spread: &Spread) -> Vec<f64> {
+    let streamed = f64::from(ground.line_granules() - spread.own) * ground.granule as f64;
+    let cap = spread.cap;
+    match spread.weights {
         Weights::Bytes => {
             level(ground, cap, streamed, |unit, level| ground.units[unit].bytes() as f64 * level, 1.0)
         }
@@ -111,8 +161,8 @@ fn level(
         |index: usize, x: f64| share(index, x).clamp(0.0, ground.units[index].bytes().min(cap) as f64);
     let units = 0..ground.units.len();
     let (mut low, mut high) = (0.0, highest);
-    // 40 halvings: below a byte for units of up to a terabyte.
-    for _ in 0..40 {
+    // To a millionth: what is left over is settled by granules.
+    for _ in 0..20 {
         let middle = f64::midpoint(low, high);
         let sum: f64 = units.clone().map(|index| share(index, middle)).sum();
         if sum < streamed { low = middle } else { high = middle }

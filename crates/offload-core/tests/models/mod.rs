@@ -1,8 +1,10 @@
 //! Real models' shapes as the planner sees them.
 #![allow(dead_code, clippy::unwrap_used, reason = "shared by several test programs")]
 
+use std::collections::BTreeMap;
+
 use gpu_driver::Bytes;
-use offload_core::{BlockDesc, Layout, LayoutOptions, ModelDesc, TensorId, TowerDesc};
+use offload_core::{BlockDesc, BlockId, Layout, LayoutOptions, ModelDesc, TensorId, TowerDesc, Units};
 
 /// A model under construction.
 #[derive(Default)]
@@ -80,4 +82,13 @@ pub(crate) fn dit() -> ModelDesc {
     block.extend(linear(d, ffn));
     block.extend(linear(ffn, d));
     Builder::default().tower("blocks", 24, &block).build()
+}
+
+/// Every tensor on the line a unit of its own.
+pub(crate) fn finest(layout: &Layout) -> Units {
+    let cuts = layout.blocks().iter().enumerate().map(|(number, block)| {
+        let cuts = block.tensors.iter().skip(1).map(|t| layout.offset(*t));
+        (BlockId(number as u32), cuts.collect())
+    });
+    Units::segmented(layout, &cuts.collect::<BTreeMap<_, Vec<u64>>>(), None).unwrap()
 }
