@@ -17,9 +17,14 @@ from budgets import parse_budget
 
 HERE = pathlib.Path(__file__).resolve().parent
 # A little above the smallest budget that works: on CUDA memory comes in pieces of 2 MiB, on the emulator of 64 KiB.
-DEFAULT_BUDGETS = {("smollm2", "host"): "25%w", ("minilm", "host"): "65%w", ("smollm2", "cuda"): "27%w", ("minilm", "cuda"): "68%w"}
-# What the streamed process says when the CUDA device cannot be used and the emulator may be tried.
-NO_DEVICE = 3
+DEFAULT_BUDGETS = {
+    ("smollm2", "host"): "25%w",
+    ("minilm", "host"): "65%w",
+    ("smollm2", "cuda"): "27%w",
+    ("minilm", "cuda"): "68%w",
+}
+# What the streamed process says when the device cannot be used, and when the budget or the model is refused.
+NO_DEVICE, REFUSED = 3, 4
 
 
 class Failed(Exception):
@@ -95,9 +100,12 @@ def step(name, spec):
         command = [sys.executable, str(HERE / "worker.py"), name, json.dumps(spec), str(out)]
         # Its output goes to our error stream: standard output carries the result alone.
         code = subprocess.run(command, env=environment, stdout=sys.stderr).returncode
-        if code not in (0, NO_DEVICE) or not out.exists():
+        if code not in (0, NO_DEVICE, REFUSED) or not out.exists():
             raise Failed(f"the step {name} failed with exit status {code}")
-        return json.loads(out.read_text()), code
+        result = json.loads(out.read_text())
+        if code == REFUSED:
+            raise Failed(result["why"])
+        return result, code
 
 
 def compare(spec, asked, prepared, resident, streamed):

@@ -10,7 +10,8 @@ import torch
 from memory import align_weights, link_rate, weight_bytes
 from models import MODELS
 
-NO_DEVICE = 3
+# Exit statuses that come with a reason, as demo.py knows them.
+NO_DEVICE, REFUSED = 3, 4
 
 
 def prepare(spec, model):
@@ -45,14 +46,16 @@ def streamed(spec, model):
         attachment = weightstream.attach(loaded, device=spec["device"], budget=spec["budget_bytes"])
     except weightstream.DeviceError as error:
         return {"why": str(error)}, NO_DEVICE
+    except weightstream.WeightstreamError as error:
+        return {"why": str(error)}, REFUSED
     attach_seconds = time.perf_counter() - start
     device = torch_device(spec["device"])
     result = measured(model, loaded, tokenizer, device, spec["tokens"], lambda: attachment.stats()["copied_bytes"])
-    result["peak_weight_bytes"] = attachment.report()["engine"]["page_bytes_peak"]
+    report = attachment.report()
+    result |= {"peak_weight_bytes": report["engine"]["page_bytes_peak"], "device_name": report["device_name"]}
     attachment.detach()
     result["attach_seconds"] = attach_seconds
     result["link_bytes_per_second"] = link_rate(spec["device"])
-    result["device_name"] = torch.cuda.get_device_name(device) if device != "cpu" else "the emulated device"
     result["versions"] = {"weightstream": weightstream.__version__, "torch": torch.__version__}
     return result, 0
 
