@@ -1,3 +1,4 @@
+#![doc = include_str!("../README.md")]
 //! The Python module `weightstream._native`: a thin mirror of the Rust facade. It converts and decides nothing.
 //!
 //! Every class is frozen, with locks inside, so that it is sound from any thread. No panic crosses into Python: each
