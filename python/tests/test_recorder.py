@@ -18,9 +18,8 @@ from weightstream.ownership import collect
 from weightstream.recorder import Recorder
 from weightstream.towers import find_towers
 
-torch.set_num_threads(1)
 WIDTH = 16
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 class Block(nn.Module):

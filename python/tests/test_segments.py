@@ -17,7 +17,6 @@ from weightstream.segments import Reason, coarsen, plan_segments, small_tensors
 from weightstream.towers import find_towers
 from weightstream.trace import Trace
 
-torch.set_num_threads(1)
 WIDTH = 16
 X = torch.randn(3, WIDTH)
 

@@ -19,7 +19,6 @@ from weightstream.towers import find_towers
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("diffusers")
-torch.set_num_threads(1)
 
 # Towers with their number of blocks, and the segments of each tower's first block.
 EXPECTED: dict[str, dict[str, tuple[int, int]]] = {
