@@ -1,0 +1,200 @@
+//! Addresses, pages, placing and transfers on a real GPU. Each test is skipped, with the reason printed, where there is none.
+#![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use common::{PAGE, Part, Region, alone};
+use gpu_driver::{Access, Bytes, CudaDriver, DeviceOrdinal, Driver, Registration, StreamHandle};
+use pinned_pool::{
+    Event, HostBytes, HostLevel, HostRun, HostStore, PreparedCopy, SourceTensor, StoreOptions, TransferStream,
+};
+use rustix::mm::MapFlags;
+use vmm_alloc::{AddressSpace, PagePool, VmmError};
+
+/// The first device, or `None` with the reason printed.
+fn gpu(test: &str) -> Option<Arc<dyn Driver>> {
+    match CudaDriver::open(DeviceOrdinal(0)) {
+        Ok(driver) => Some(Arc::new(driver)),
+        Err(error) => {
+            println!("skipped {test}: {error}");
+            None
+        }
+    }
+}
+
+/// A range of at least `bytes`, every granule with a page of its own.
+fn space(driver: &Arc<dyn Driver>, bytes: u64) -> Arc<AddressSpace> {
+    let granule = Bytes(driver.device_info().granularity.0 * 4);
+    let granules = bytes.div_ceil(granule.0) as u32;
+    let pool = PagePool::new(Arc::clone(driver), granule, Bytes(granule.0 * u64::from(granules))).unwrap();
+    let space = AddressSpace::reserve(Arc::clone(driver), granule, granules).unwrap();
+    space.map(0, &pool.take(granules as usize).unwrap()).unwrap();
+    space
+}
+
+fn byte(stream: &TransferStream, space: &Arc<AddressSpace>, offset: u64) -> u8 {
+    let mut bytes = [0];
+    stream.read_back(space, offset, &mut bytes).unwrap();
+    bytes[0]
+}
+
+#[test]
+fn pages_are_mapped_aliased_guarded_remapped_and_retired() {
+    let Some(driver) = gpu("pages_are_mapped_aliased_guarded_remapped_and_retired") else { return };
+    let granule = driver.device_info().granularity;
+    let stream = TransferStream::new(Arc::clone(&driver)).unwrap();
+    let pool = PagePool::new(Arc::clone(&driver), granule, Bytes(granule.0 * 4)).unwrap();
+    let space = AddressSpace::reserve(Arc::clone(&driver), granule, 8).unwrap();
+    let pages = pool.take(4).unwrap();
+    assert!(matches!(pool.take(1), Err(VmmError::Limit { .. })));
+    space.map(0, &[&pages[..], &pages[2..], &pages[2..]].concat()).unwrap();
+    space.set_tail(&pages[0]).unwrap();
+    for (granules, value) in [(0, 10), (1, 11), (4, 12), (7, 13)] {
+        stream.fill(&space, granules * granule.0, granule, value).unwrap();
+    }
+    let seen: Vec<u8> = (0..8).map(|index| byte(&stream, &space, index * granule.0 + 5)).collect();
+    assert_eq!(seen, [10, 11, 12, 13, 12, 13, 12, 13]);
+
+    stream.drain().unwrap();
+    space.set_access(2, 6, Access::None).unwrap();
+    space.set_access(2, 6, Access::ReadWrite).unwrap();
+    space.remap(1, &[&pages[..1], &pages[3..]].concat()).unwrap();
+    let seen: Vec<u8> = (0..4).map(|index| byte(&stream, &space, index * granule.0)).collect();
+    assert_eq!(seen, [10, 10, 13, 13]);
+    stream.drain().unwrap();
+    // A run of several handles in one call.
+    space.unmap(0, 8).unwrap();
+    space.map(3, &pages[1..2]).unwrap();
+    assert_eq!(byte(&stream, &space, 3 * granule.0 + 1), 11);
+    stream.drain().unwrap();
+    drop(pages);
+
+    space.retire_to_poison(&pool).unwrap();
+    assert_eq!(pool.report().in_use, granule);
+    let mut last = [0u8; 16];
+    let tail = space.address().offset(Bytes(8 * granule.0 + 100));
+    // SAFETY: the whole range and its tail are mapped to the poison page; the buffer outlives the wait.
+    unsafe { driver.copy_to_host(last.as_mut_ptr(), tail, Bytes(16), stream.handle()) }.unwrap();
+    driver.synchronize_stream(stream.handle()).unwrap();
+    assert_eq!(last, [0xFF; 16]);
+    drop(space);
+    assert_eq!(pool.report().in_use, Bytes::ZERO);
+}
+
+#[test]
+fn every_kind_of_memory_reaches_the_device() {
+    let _alone = alone();
+    let Some(driver) = gpu("every_kind_of_memory_reaches_the_device") else { return };
+    let mib = |count: u64| count << 20;
+    let big = Region::anonymous(mib(40) / PAGE, 1).share();
+    let file = Region::file(mib(24) / PAGE, 2, MapFlags::PRIVATE).share();
+    let foreign = Region::anonymous(mib(20) / PAGE, 3).share();
+    // SAFETY: whole pages of the region, which outlives the registration.
+    unsafe { driver.register_host(foreign.address(), Bytes(PAGE), Registration::ReadWrite) }.unwrap();
+    // In place over two groups that share a page, a file, memory registered by someone else, and a small tensor.
+    let groups = [
+        vec![Part::new(&big, 100..mib(18) + 7), Part::new(&file, 0..mib(24))],
+        vec![Part::new(&big, mib(18) + 8..mib(40)), Part::new(&foreign, 9..mib(20))],
+        vec![Part::whole(Region::anonymous(3, 4))],
+    ];
+    let levels = [HostLevel::InPlace, HostLevel::Slab, HostLevel::InPlace, HostLevel::Slab, HostLevel::Slab];
+    for (limit, levels) in [(None, levels), (Some(Bytes::ZERO), [HostLevel::Pageable; 5])] {
+        let options =
+            StoreOptions { chunk: Bytes::mib(16), register_limit: limit, ..StoreOptions::default() };
+        let mut builder = HostStore::builder(Arc::clone(&driver), Bytes::mib(128), options);
+        let (mut at, mut id) = (0, 0);
+        let mut expected = Vec::new();
+        for group in &groups {
+            let mut sources = Vec::new();
+            for part in group {
+                sources.push(part.source(id, at));
+                expected.push((at, part.expected()));
+                at = (at + part.expected().len() as u64).next_multiple_of(512);
+                id += 1;
+            }
+            builder.place(&sources).unwrap();
+        }
+        let store = builder.finish();
+        println!("{:?}", store.report());
+        let placed: Vec<HostLevel> = (0..id).map(|id| store.placed(id).unwrap().level).collect();
+        assert_eq!(placed, levels);
+
+        let (space, stream) = (space(&driver, at), TransferStream::new(Arc::clone(&driver)).unwrap());
+        // In stretches of the line that no tensor or registration knows of.
+        let cuts: Vec<u64> = (0..at).step_by(5_000_011).chain([at]).collect();
+        for cut in cuts.windows(2) {
+            stream.enqueue(&PreparedCopy::new(&space, &store.runs(cut[0]..cut[1])).unwrap()).unwrap();
+        }
+        let mut device = vec![0; at as usize];
+        stream.read_back(&space, 0, &mut device).unwrap();
+        stream.drain().unwrap();
+        for (start, bytes) in expected {
+            assert!(device[start as usize..][..bytes.len()] == bytes, "the tensor at {start}");
+        }
+    }
+    // SAFETY: registered above; no copy reads it.
+    unsafe { driver.unregister_host(foreign.address()) }.unwrap();
+}
+
+/// Prints the rates and host times that the numbers in this crate come from; asserts only that the bytes arrive.
+#[test]
+fn rates_are_printed() {
+    let _alone = alone();
+    let Some(driver) = gpu("rates_are_printed") else { return };
+    let block = 256 << 20;
+    let blocks: Vec<Arc<Vec<u8>>> = (0..8u8).map(|value| Arc::new(vec![value + 1; block])).collect();
+    let line = Bytes((block * blocks.len()) as u64);
+    let stream = TransferStream::new(Arc::clone(&driver)).unwrap();
+    let space = space(&driver, line.0);
+    for slab_only in [true, false] {
+        let begin = Instant::now();
+        let options = StoreOptions { slab_only, ..StoreOptions::default() };
+        let mut builder = HostStore::builder(Arc::clone(&driver), line, options);
+        for (index, bytes) in (0u32..).zip(&blocks) {
+            let source = SourceTensor::new(index, u64::from(index) * block as u64, HostBytes::of(bytes));
+            builder.place(&[source]).unwrap();
+        }
+        let store = builder.finish();
+        let placed = begin.elapsed();
+        let runs = store.runs(0..line.0);
+        let copy = PreparedCopy::new(&space, &runs).unwrap();
+        let begin = Instant::now();
+        stream.enqueue(&copy).unwrap();
+        stream.drain().unwrap();
+        let copied = begin.elapsed();
+        let rate = |elapsed: std::time::Duration| line.0 as f64 / elapsed.as_secs_f64() / 1e9;
+        println!(
+            "slab only {slab_only}: placed at {:.1} GB/s, copied at {:.1} GB/s in {} pieces",
+            rate(placed),
+            rate(copied),
+            copy.pieces()
+        );
+        for index in 0..blocks.len() as u64 {
+            assert_eq!(byte(&stream, &space, index * block as u64 + 77), index as u8 + 1);
+        }
+        // A steady unit visit: wait, copy, record here; hold and record on the compute stream.
+        for pieces in [1u64, 2, 8] {
+            let part = 64 * PAGE;
+            let cut = |index: u64| store.runs(index * block as u64..index * block as u64 + part);
+            let runs: Vec<HostRun> = (0..pieces).flat_map(cut).collect();
+            let copy = PreparedCopy::new(&space, &runs).unwrap();
+            let (last_use, copied) =
+                (Event::new(Arc::clone(&driver)).unwrap(), Event::new(Arc::clone(&driver)).unwrap());
+            let visits = 200;
+            let begin = Instant::now();
+            for _ in 0..visits {
+                stream.wait(&last_use).unwrap();
+                stream.enqueue(&copy).unwrap();
+                stream.record(&copied).unwrap();
+                copied.hold(StreamHandle::DEFAULT).unwrap();
+                last_use.record(StreamHandle::DEFAULT).unwrap();
+            }
+            let host = begin.elapsed().as_secs_f64() * 1e6 / f64::from(visits);
+            println!("a visit of {} pieces takes the host {host:.1} us", copy.pieces());
+            stream.drain().unwrap();
+        }
+    }
+}
