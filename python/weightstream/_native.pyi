@@ -84,10 +84,12 @@ class Offloader:
         """Says that what `stream` holds now is the unit's last use."""
     def abandon_step(self) -> None:
         """Gives up a step whose thread will not end it: the next step waits for all work and starts over."""
-    def segment(self, cuts: dict[int, list[int]], order: list[int] | None) -> None:
-        """Cuts blocks into segments between steps: for a block, the tensors that start a new segment.
+    def segment(self, cuts: dict[int, list[int]], order: list[int] | None) -> list[int]:
+        """Cuts blocks into segments between steps, where that makes a step faster.
 
-        From then on units are segments, numbered block by block. `order` gives the visits of one step.
+        `cuts` gives for a block the tensors at which a segment may start. `order` gives one step's visits of the segments
+        that all cuts would make, numbered block by block. The answer is, for each of those, the unit it is part of from
+        now on.
         """
     def hold(self, tensors: list[int], stream: int) -> Hold:
         """Makes tensors present until the hold is released, whatever the budget's plan says about their turn."""

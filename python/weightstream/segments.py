@@ -14,6 +14,7 @@ outside it, or an order that changes.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -258,6 +259,13 @@ def coarsen(plan: StepPlan, ownership: Ownership, least: int) -> StepPlan:
         if not order or order[-1] != target or number == 0:
             order.append(target)
     return StepPlan(blocks, order, plan.stray)
+
+
+def join(segments: Sequence[Segment], units: Sequence[int]) -> tuple[Segment, ...]:
+    """Segments of a block, joined where neighbours are of the same unit. `units` gives each one's."""
+    pairs = zip(segments, units, strict=True)
+    groups = itertools.groupby(pairs, key=lambda pair: pair[1])
+    return tuple(_join([segment for segment, _ in group]) for _, group in groups)
 
 
 def _size(group: Sequence[Segment], ownership: Ownership) -> int:

@@ -21,7 +21,7 @@ from .overrides import Overrides
 from .ownership import Block, Ownership
 from .recorder import Recorder
 from .runtime import ROOT, Runtime
-from .segments import Segment, StepPlan, coarsen, plan_segments, small_tensors
+from .segments import Segment, StepPlan, coarsen, join, plan_segments, small_tensors
 from .trace import Trace
 from .wrap import Forward, wrap_unit
 
@@ -131,10 +131,14 @@ class ModelSteps:
                 if not order or order[-1] != unit or segment == 0:
                     order.append(unit)
         try:
-            self._runtime.offloader.segment(cuts, order)
+            units = self._runtime.offloader.segment(cuts, order)
         except WeightstreamError as error:
             self._note(f"blocks stay whole: {error}")
         else:
+            for block in self._blocks:
+                start, parts = first[block.index], segments[block.index]
+                segments[block.index] = join(parts, units[start : start + len(parts)])
+                first[block.index] = units[start]
             self._wrap_segments(segments, first)
         self._evidence = Evidence(self._model, ignoring_forward_of=[self._model, *self._overrides.modules()])
 

@@ -97,13 +97,14 @@ impl Offloader {
         py: Python<'_>,
         cuts: BTreeMap<u32, Vec<u32>>,
         order: Option<Vec<u32>>,
-    ) -> PyResult<()> {
+    ) -> PyResult<Vec<u32>> {
         let cuts = cuts
             .into_iter()
             .map(|(block, tensors)| (BlockId(block), tensors.into_iter().map(TensorId).collect()))
             .collect();
         let order = order.map(|order| order.into_iter().map(UnitId).collect());
-        self.inner.with(py, true, |facade| facade.segment(&cuts, order))
+        let units = self.inner.with(py, true, |facade| facade.segment(&cuts, order))?;
+        Ok(units.into_iter().map(|unit| unit.0).collect())
     }
 
     fn hold(&self, py: Python<'_>, tensors: Vec<u32>, stream: u64) -> PyResult<Hold> {

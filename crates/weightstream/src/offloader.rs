@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
-use offload_core::{BlockId, Engine, EngineStats, Layout, ModelDesc, Plan, TensorId, UnitId, Units};
+use offload_core::{
+    BlockId, Engine, EngineStats, Layout, ModelDesc, Plan, TensorId, UnitDesc, UnitId, Units,
+};
 use pinned_pool::HostBytes;
 use vmm_alloc::AddressSpace;
 
@@ -143,13 +145,19 @@ impl Offloader {
         self.engine.abandon_step();
     }
 
-    /// Cuts blocks into segments, between steps. For a block, `cuts` names the tensors that start a new segment; a
-    /// block that is not named stays whole. Units are numbered anew: block by block, the segments of a block in address
-    /// order. `order` is the expected order of their visits; unit order if not given.
+    /// Cuts blocks into segments, between steps, where that makes a step faster. For a block, `cuts` names the tensors at
+    /// which a segment may start; a block that is not named stays whole. `order` is the expected order of visits of the
+    /// segments that all cuts together would make, numbered block by block in address order; that order if not given.
+    ///
+    /// Gives, for each of those segments, the unit it is part of from now on: not every cut is worth its copies.
     ///
     /// # Errors
     /// A tensor that is not of the block or not on the line; a step under way. Nothing changes then.
-    pub fn segment(&self, cuts: &BTreeMap<BlockId, Vec<TensorId>>, order: Option<Vec<UnitId>>) -> Result<()> {
+    pub fn segment(
+        &self,
+        cuts: &BTreeMap<BlockId, Vec<TensorId>>,
+        order: Option<Vec<UnitId>>,
+    ) -> Result<Vec<UnitId>> {
         let mut offsets = BTreeMap::new();
         for (&block, tensors) in cuts {
             for &tensor in tensors {
@@ -157,9 +165,15 @@ impl Offloader {
                 offsets.entry(block).or_insert_with(Vec::new).push(self.layout.offset(tensor));
             }
         }
-        let units = Units::segmented(&self.layout, &offsets, order)?;
-        let plan = self.request.plan(&self.layout, &units)?;
-        Ok(self.engine.replan(plan)?)
+        let finest = Units::segmented(&self.layout, &offsets, order)?;
+        let chosen = self.request.plan_segments(&self.layout, &finest)?;
+        let holds = |part: &UnitDesc, unit: &UnitDesc| {
+            unit.block == part.block && unit.span.start <= part.span.start && part.span.end <= unit.span.end
+        };
+        let unit_of = |part| chosen.units.units.iter().position(|unit| holds(part, unit)).unwrap_or_default();
+        let units = finest.units.iter().map(|part| UnitId(unit_of(part) as u32)).collect();
+        self.engine.replan(chosen.plan)?;
+        Ok(units)
     }
 
     /// Keeps tensors present until [`release`](Self::release), for use outside their turn. Gives the units to release.

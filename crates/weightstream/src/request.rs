@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use gpu_driver::Bytes;
-use offload_core::{Layout, Plan, PlanRequest, Units};
+use offload_core::{Layout, Plan, PlanRequest, SegmentedPlan, Units};
 
 use crate::error::Result;
 
@@ -15,8 +15,14 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn plan(self, layout: &Layout, units: &Units) -> Result<Plan> {
-        let request =
-            PlanRequest { budget: self.limit, look_ahead: self.look_ahead, ..PlanRequest::default() };
-        Ok(Plan::new(layout, units, &request)?)
+        Ok(Plan::new(layout, units, &self.request())?)
+    }
+
+    pub(crate) fn plan_segments(self, layout: &Layout, finest: &Units) -> Result<SegmentedPlan> {
+        Ok(SegmentedPlan::new(layout, finest, &self.request())?)
+    }
+
+    fn request(self) -> PlanRequest {
+        PlanRequest { budget: self.limit, look_ahead: self.look_ahead, ..PlanRequest::default() }
     }
 }

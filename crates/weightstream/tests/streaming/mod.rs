@@ -144,14 +144,17 @@ impl Attached {
         (0..self.turns.len() as u32).collect()
     }
 
-    /// Cuts every block before its second large tensor.
+    /// Lets every block be cut before its second tensor.
     pub fn segment(&mut self) {
         let cut = |block: &Vec<(TensorId, Arc<Vec<u8>>)>| vec![block[1].0];
         let cuts: BTreeMap<BlockId, Vec<TensorId>> =
             self.blocks.iter().enumerate().map(|(b, block)| (BlockId(b as u32), cut(block))).collect();
-        self.offloader.segment(&cuts, None).unwrap();
-        self.turns =
-            self.blocks.iter().flat_map(|block| [block[..1].to_vec(), block[1..].to_vec()]).collect();
+        let units = self.offloader.segment(&cuts, None).unwrap();
+        let parts = self.blocks.iter().flat_map(|block| [&block[..1], &block[1..]]);
+        self.turns = vec![Vec::new(); units.last().map_or(0, |unit| unit.0 as usize + 1)];
+        for (unit, part) in units.iter().zip(parts) {
+            self.turns[unit.0 as usize].extend_from_slice(part);
+        }
     }
 
     pub fn peak(&self) -> u64 {
