@@ -83,6 +83,8 @@ def run(arguments):
 
 def devices(asked, cuda):
     """The devices to try, in order."""
+    if asked.startswith("cuda") and not cuda:
+        raise Failed(f"PyTorch sees no CUDA device, so {asked} cannot be used; give --device host")
     if asked != "auto":
         return [asked]
     return ["cuda:0", "host"] if cuda else ["host"]

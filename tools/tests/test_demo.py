@@ -56,6 +56,8 @@ def test_auto_prefers_cuda_and_falls_back():
     assert demo.devices("auto", cuda=True) == ["cuda:0", "host"]
     assert demo.devices("auto", cuda=False) == ["host"]
     assert demo.devices("cuda:1", cuda=True) == ["cuda:1"]
+    with pytest.raises(demo.Failed, match="--device host"):
+        demo.devices("cuda:1", cuda=False)
 
 
 def test_weights_are_aligned_and_stay_tied():

@@ -194,6 +194,26 @@ fn find() -> Result<PathBuf> {
     })
 }
 
+/// A Python that can be linked into a test program.
+#[derive(Debug)]
+pub struct Library {
+    /// The interpreter.
+    pub python: PathBuf,
+    /// Where its shared library is.
+    pub folder: PathBuf,
+}
+
+/// This machine's Python as a shared library, if it has one with the name that linkers look for.
+pub fn library() -> Option<Library> {
+    let script = "import sys, sysconfig as s; v = s.get_config_var; \
+                  print(sys.executable); print(v('LIBDIR')); print(v('LDLIBRARY'))";
+    let text = process::capture(Command::new(find().ok()?).args(["-c", script])).ok()?;
+    let mut lines = text.lines();
+    let (python, folder, name) = (lines.next()?, PathBuf::from(lines.next()?), lines.next()?);
+    let linkable = Path::new(name).extension().is_some_and(|end| end == "so") && folder.join(name).exists();
+    linkable.then(|| Library { python: python.into(), folder })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

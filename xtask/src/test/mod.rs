@@ -3,14 +3,17 @@
 mod counts;
 mod stages;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
 use self::counts::Counts;
 use self::stages::{Report, Stage};
 use crate::python::{Requirements, Venv};
-use crate::{process, tidy, wheel, workspace};
+use crate::{process, python, tidy, wheel, workspace};
+
+/// The Python module's crate.
+const BINDINGS: &str = "py-bindings";
 
 /// How to run the checks.
 #[derive(Debug, clap::Args)]
@@ -68,20 +71,35 @@ fn clippy() -> Result<()> {
     process::run(&mut cargo).context("a missing clippy is installed by `rustup component add clippy`")
 }
 
-/// Unit and integration tests. The Python module is left out: its tests run in Python, on the wheel, and linking it
-/// into a test program would need Python's development files.
+/// Unit and integration tests. Those of the Python module's crate need Python as a library to link with, which not
+/// every machine has; its behaviour is tested by pytest in any case.
 fn rust_tests(counts: &mut Counts) -> Result<()> {
-    cargo_test(&["--lib", "--bins", "--tests", "--examples"], counts)
+    let targets = ["--lib", "--bins", "--tests", "--examples"];
+    if let Some(library) = python::library() {
+        let mut cargo = cargo_test(&targets, &[]);
+        cargo.env("PYO3_PYTHON", library.python).env("LD_LIBRARY_PATH", library.folder);
+        counted(cargo, counts)
+    } else {
+        eprintln!("{BINDINGS}: left out, since this machine's Python has no library to link with");
+        counted(cargo_test(&targets, &["--exclude", BINDINGS]), counts)
+    }
 }
 
 fn doc_tests(counts: &mut Counts) -> Result<()> {
-    cargo_test(&["--doc"], counts)
+    counted(cargo_test(&["--doc"], &["--exclude", BINDINGS]), counts)
 }
 
-fn cargo_test(targets: &[&str], counts: &mut Counts) -> Result<()> {
+fn cargo_test(targets: &[&str], options: &[&str]) -> Command {
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--workspace", "--exclude", "py-bindings", "--no-fail-fast"]);
-    cargo.args(workspace::locked()).args(targets);
+    cargo
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .args(workspace::locked())
+        .args(options)
+        .args(targets);
+    cargo
+}
+
+fn counted(mut cargo: Command, counts: &mut Counts) -> Result<()> {
     process::tee(&mut cargo, |line| counts.see_cargo(line))?;
     counts.some_ran()
 }

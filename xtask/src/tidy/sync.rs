@@ -12,7 +12,6 @@ pub fn check(metadata: &Metadata, files: &[SourceFile]) -> Vec<Finding> {
     let mut found = versions(metadata, files);
     found.extend(readme_example(files));
     found.extend(python_types(files));
-    found.extend(bindings_tests(files));
     found
 }
 
@@ -113,15 +112,6 @@ fn python_types(files: &[SourceFile]) -> Vec<Finding> {
     missing.map(|path| Finding::new(path, 0, "is missing: the package is typed")).collect()
 }
 
-/// Tests of the Python module run in Python: `cargo xtask test` does not run any in its crate.
-fn bindings_tests(files: &[SourceFile]) -> Vec<Finding> {
-    let bindings = files.iter().filter(|file| file.package() == Some("py-bindings") && file.is("rs"));
-    let with_tests = bindings.filter(|file| file.text.lines().any(|line| line.trim() == "#[test]"));
-    with_tests
-        .map(|file| Finding::new(&file.path, 0, "has tests that never run; test it in python/tests"))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::fixture;
@@ -176,11 +166,5 @@ mod tests {
         let stub = fixture("python/weightstream/_native.pyi", "");
         assert_eq!(python_types(std::slice::from_ref(&init)).len(), 2);
         assert!(python_types(&[init, typed, stub]).is_empty());
-    }
-
-    #[test]
-    fn the_python_module_is_tested_in_python() {
-        let with = fixture("crates/py-bindings/src/a.rs", "//! A.\n#[test]\nfn a() {}\n");
-        assert_eq!(bindings_tests(&[with]).len(), 1);
     }
 }

@@ -28,7 +28,7 @@ fn check_file(file: &SourceFile) -> Vec<Finding> {
             found.push(Finding::new(&file.path, index + 1, message));
         }
         let needs_reason = code.contains("unsafe {") || code.contains("unsafe impl");
-        if needs_reason && !reasoned(&lines, index) {
+        if needs_reason && !calls_only(file) && !reasoned(&lines, index) {
             found.push(Finding::new(&file.path, index + 1, "no `// SAFETY:` comment above this"));
         }
     }
@@ -40,7 +40,7 @@ fn may_be_unsafe(file: &SourceFile) -> bool {
         || FILES.iter().any(|allowed| file.path.starts_with(allowed))
 }
 
-/// Tests, examples and benches of a crate with an unsafe public function have to call it.
+/// Tests, examples and benches of a crate with an unsafe public function have to call it. Clippy looks after them.
 fn calls_only(file: &SourceFile) -> bool {
     file.path.starts_with("crates/")
         && ["/tests/", "/examples/", "/benches/"].iter().any(|f| file.path.contains(f))
@@ -102,7 +102,7 @@ mod tests {
         let text = "// SAFETY: the caller keeps it alive.\nlet a = unsafe { b() };\n";
         assert_eq!(count("crates/vmm-alloc/src/a.rs", text), 0);
         assert_eq!(count("crates/py-bindings/src/dlpack.rs", text), 0);
-        assert_eq!(count("crates/weightstream/tests/a.rs", text), 0);
+        assert_eq!(count("crates/weightstream/tests/a.rs", "let a = unsafe { b() };\n"), 0);
         assert_eq!(count("crates/offload-core/src/a.rs", text), 1);
         assert_eq!(count("xtask/src/a.rs", text), 1);
         assert_eq!(count("crates/offload-core/src/a.rs", "#![forbid(unsafe_code)]\n// no unsafe here\n"), 0);
