@@ -30,6 +30,10 @@ pub struct Schedule {
     conflicts: Conflicts,
     order: Order,
     look_ahead: usize,
+    /// The units that are present: as many as fit in the ring, where most units conflict with many more.
+    present: Vec<u32>,
+    /// Kept for its memory.
+    evicted: Vec<u32>,
     /// How many expected visits from the next one on are present.
     covered: usize,
     /// Last uses recorded so far, and up to which of them the copy stream has waited.
@@ -55,6 +59,8 @@ impl Schedule {
             conflicts: Conflicts::new(views),
             order: Order::new(streamed, order.to_vec()),
             look_ahead: look_ahead as usize,
+            present: Vec::with_capacity(views.len()),
+            evicted: Vec::with_capacity(views.len()),
             covered: 0,
             records: 0,
             waited: 0,
@@ -172,6 +178,7 @@ impl Schedule {
             unit.present = false;
             unit.open = unit.held;
         }
+        self.present.clear();
         self.waited = self.records;
     }
 
@@ -195,8 +202,8 @@ impl Schedule {
         if !self.units[id].streamed || self.units[id].present {
             return Ok(());
         }
-        match self.conflicts.of(id).iter().find(|&&other| self.units[other as usize].open > 0) {
-            Some(&open) => Err(ScheduleError::Conflict { unit: UnitId(id as u32), open: UnitId(open) }),
+        match self.overwritten_by(id).find(|&other| self.units[other as usize].open > 0) {
+            Some(open) => Err(ScheduleError::Conflict { unit: UnitId(id as u32), open: UnitId(open) }),
             None => Ok(()),
         }
     }
@@ -254,11 +261,11 @@ impl Schedule {
         while self.covered < window {
             let id = self.order.ahead(self.covered);
             if !self.units[id].present {
-                let keeps = |&other: &u32| {
+                let keeps = |other: u32| {
                     let other = &self.units[other as usize];
                     other.open > 0 || other.pending > 0
                 };
-                if self.conflicts.of(id).iter().any(keeps) {
+                if self.overwritten_by(id).any(keeps) {
                     return;
                 }
                 self.issue(id, commands);
@@ -277,25 +284,46 @@ impl Schedule {
         self.covered = 0;
     }
 
+    /// The present units that a copy of this one overwrites. Only they can be in use, or have been used since the copy
+    /// stream last waited: what overwrote the others has waited for them.
+    fn overwritten_by(&self, id: usize) -> impl Iterator<Item = u32> + '_ {
+        /// About what a search among the conflicts costs, in looks at one unit.
+        const SEARCH: usize = 8;
+        let conflicts = self.conflicts.of(id);
+        let (few, many): (&[u32], &[u32]) = if conflicts.len() <= SEARCH * self.present.len() {
+            (conflicts, &[])
+        } else {
+            (&[], &self.present)
+        };
+        let few = few.iter().copied().filter(|&other| self.units[other as usize].present);
+        few.chain(many.iter().copied().filter(|other| conflicts.binary_search(other).is_ok()))
+    }
+
     fn issue(&mut self, id: usize, commands: &mut Vec<Command>) {
+        let mut evicted = std::mem::take(&mut self.evicted);
+        evicted.clear();
+        evicted.extend(self.overwritten_by(id));
         // Uses are recorded on one logical queue, so the latest one stands for all before it.
-        let mut latest = id;
-        for &other in self.conflicts.of(id) {
-            if self.units[other as usize].last_use > self.units[latest].last_use {
-                latest = other as usize;
+        let last_use = |&other: &u32| self.units[other as usize].last_use;
+        if let Some(latest) = evicted.iter().copied().max_by_key(last_use)
+            && last_use(&latest) > self.waited
+        {
+            self.waited = last_use(&latest);
+            commands.push(Command::WaitLastUse(UnitId(latest)));
+        }
+        if !evicted.is_empty() {
+            for &other in &evicted {
+                self.units[other as usize].present = false;
+                if self.announce {
+                    commands.push(Command::Evict(UnitId(other)));
+                }
             }
+            self.present.retain(|&other| self.units[other as usize].present);
         }
-        if self.units[latest].last_use > self.waited {
-            self.waited = self.units[latest].last_use;
-            commands.push(Command::WaitLastUse(UnitId(latest as u32)));
-        }
-        for &other in self.conflicts.of(id) {
-            if std::mem::replace(&mut self.units[other as usize].present, false) && self.announce {
-                commands.push(Command::Evict(UnitId(other)));
-            }
-        }
+        self.evicted = evicted;
         self.units[id].present = true;
         let unit = UnitId(id as u32);
+        self.present.push(unit.0);
         commands.extend([Command::Copy(unit), Command::RecordCopied(unit)]);
     }
 }

@@ -25,13 +25,15 @@ impl Conflicts {
         let mut units = Vec::new();
         first.push(0);
         for view in views {
+            let start = units.len();
             units.extend(view.conflicts.iter().map(|unit| unit.0));
+            units[start..].sort_unstable();
             first.push(units.len() as u32);
         }
         Self { first, units }
     }
 
-    /// The units whose ring bytes overlap those of `unit`.
+    /// The units whose ring bytes overlap those of `unit`, in ascending order.
     pub(super) fn of(&self, unit: usize) -> &[u32] {
         &self.units[self.first[unit] as usize..self.first[unit + 1] as usize]
     }
