@@ -57,6 +57,14 @@ def test_a_program_that_says_too_little_is_missing_tests(bundle, monkeypatch, ca
     assert last_json(capfd)["missing"] == 2
 
 
+def test_a_test_that_found_no_device_did_not_run(bundle, monkeypatch, capfd):
+    python_part(monkeypatch, 3, 0)
+    program = bundle / "bin" / "gpu-driver-cuda"
+    program.write_text(program.read_text().replace("echo", 'echo "test a ... skipped a: no device"\necho', 1))
+    assert run.gate(["--json"]) == 1
+    assert last_json(capfd)["missing"] == 1
+
+
 def test_no_gpu_is_neither_green_nor_red(bundle, monkeypatch, capfd):
     monkeypatch.setattr(run, "probe", lambda: (None, "PyTorch sees no GPU"))
     assert run.gate(["--json"]) == 3

@@ -112,11 +112,16 @@ pub fn write(folder: &Path, venv: &Venv, wheel: &Path, peers: &Peers<'_>) -> Res
     Ok(Summary { folder: folder.to_owned(), bytes, rust_tests, python_tests })
 }
 
-/// Builds every integration test named `cuda…`, puts the programs into `folder`, and lists their tests.
+/// Whether an integration test needs a GPU: `cuda` and `cuda_…`, but not those against a fake driver library.
+fn needs_gpu(name: &str) -> bool {
+    name == "cuda" || (name.starts_with("cuda_") && name != "cuda_fake")
+}
+
+/// Builds every integration test that needs a GPU, puts the programs into `folder`, and lists their tests.
 fn test_programs(folder: &Path) -> Result<Vec<Binary>> {
     let mut binaries = Vec::new();
     for package in &workspace::metadata()?.packages {
-        for target in package.targets_of("test").filter(|name| name.starts_with("cuda")) {
+        for target in package.targets_of("test").filter(|name| needs_gpu(name)) {
             let mut cargo = workspace::cargo();
             cargo.args(["test", "--release", "--no-run", "--message-format=json-render-diagnostics"]);
             cargo.args(workspace::locked()).args(["--package", &package.name, "--test", target]);
@@ -242,6 +247,12 @@ mod tests {
                         {\"target\":{\"name\":\"cuda\"},\"executable\":\"/t/cuda-1\"}\nnot json\n";
         assert_eq!(executable(messages, "cuda").unwrap(), Path::new("/t/cuda-1"));
         assert!(executable(messages, "other").is_err());
+    }
+
+    #[test]
+    fn tests_that_need_a_gpu_are_known_by_name() {
+        assert!(needs_gpu("cuda") && needs_gpu("cuda_memory"));
+        assert!(!needs_gpu("cuda_fake") && !needs_gpu("host") && !needs_gpu("cudarc"));
     }
 
     #[test]
