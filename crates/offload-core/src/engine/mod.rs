@@ -10,6 +10,7 @@
 mod core;
 mod device;
 mod error;
+mod hold;
 mod memory;
 mod replan;
 mod source;

@@ -48,8 +48,8 @@ pub(super) struct State {
     /// Visits entered and not left.
     pub(super) visits: u32,
     /// Holds not released. What they are for may be computed at any time.
-    held: u32,
-    commands: Vec<Command>,
+    pub(super) held: u32,
+    pub(super) commands: Vec<Command>,
     #[cfg(test)]
     pub(super) mutant: Option<super::tests::Mutant>,
 }
@@ -161,57 +161,6 @@ impl State {
         left
     }
 
-    /// Makes units present until released, for use outside their turn.
-    pub(super) fn hold(&mut self, units: &[UnitId], stream: StreamHandle) -> Result<()> {
-        self.check_thread()?;
-        if self.step.is_none() {
-            self.prepare(stream)?;
-        } else if self.failed {
-            return Err(EngineError::StepFailed);
-        }
-        self.check_capture(stream)?;
-        self.on_stream(stream)?;
-        self.device.note_computation();
-        for (index, &unit) in units.iter().enumerate() {
-            self.commands.clear();
-            let held = match self.schedule.hold(unit, &mut self.commands) {
-                Ok(()) => {
-                    self.run_commands().inspect_err(|_| _ = self.schedule.release(unit, &mut Vec::new()))
-                }
-                Err(error) => Err(self.named(error)),
-            };
-            if let Err(error) = held {
-                self.release(&units[..index], stream)?;
-                return Err(error);
-            }
-            self.held += 1;
-        }
-        Ok(())
-    }
-
-    /// Ends a hold.
-    pub(super) fn release(&mut self, units: &[UnitId], stream: StreamHandle) -> Result<()> {
-        if self.closed {
-            return Ok(());
-        }
-        let mut result = Ok(());
-        for &unit in units {
-            self.commands.clear();
-            let released = self.schedule.release(unit, &mut self.commands).map_err(|error| self.named(error));
-            let released = released.and_then(|()| {
-                self.device.note_computation();
-                self.held -= 1;
-                if self.failed {
-                    return Ok(()); // The next step waits for all use before anything is overwritten.
-                }
-                self.on_stream(stream)?;
-                self.run_commands()
-            });
-            result = result.and(released);
-        }
-        result
-    }
-
     /// Gives up whatever step is under way, on any thread.
     pub(super) fn abandon(&mut self) {
         if self.step.take().is_some() {
@@ -230,7 +179,7 @@ impl State {
         }
     }
 
-    fn check_capture(&self, stream: StreamHandle) -> Result<()> {
+    pub(super) fn check_capture(&self, stream: StreamHandle) -> Result<()> {
         if self.device.driver().is_capturing(stream)? {
             return Err(EngineError::Capturing { stream });
         }
@@ -238,7 +187,7 @@ impl State {
     }
 
     /// Makes good what an earlier call left, so that a step or a visit can begin. Blocks only if there is something.
-    fn prepare(&mut self, stream: StreamHandle) -> Result<()> {
+    pub(super) fn prepare(&mut self, stream: StreamHandle) -> Result<()> {
         self.check_capture(stream)?;
         if self.pending.is_some() {
             self.replace_plan()?; // Starts from nothing present, as a recovery does.
@@ -282,7 +231,7 @@ impl State {
         self.device.wait_idle()
     }
 
-    fn on_stream(&mut self, stream: StreamHandle) -> Result<()> {
+    pub(super) fn on_stream(&mut self, stream: StreamHandle) -> Result<()> {
         if self.held > 0 {
             self.device.note_computation();
         }
@@ -291,7 +240,7 @@ impl State {
         joined
     }
 
-    fn run_commands(&mut self) -> Result<()> {
+    pub(super) fn run_commands(&mut self) -> Result<()> {
         #[cfg(test)]
         super::tests::mutate(self.mutant, &mut self.commands);
         let done = self.device.execute(&self.commands, &self.plan, &self.memory, &mut self.stats);
@@ -305,7 +254,7 @@ impl State {
         EngineStats { fetched_on_demand, ..self.stats }
     }
 
-    fn named(&self, error: ScheduleError) -> EngineError {
+    pub(super) fn named(&self, error: ScheduleError) -> EngineError {
         let name = |unit: UnitId| self.plan.unit(unit).map_or_else(String::new, |unit| unit.name.clone());
         match error {
             ScheduleError::Conflict { unit, open } => {

@@ -18,6 +18,7 @@
 //! stream wait for the one before it when it changes. Waiting for the latest of several uses then covers the others.
 
 mod command;
+mod copies;
 mod error;
 mod order;
 mod state;

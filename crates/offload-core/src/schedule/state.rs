@@ -9,38 +9,38 @@ use crate::model::UnitId;
 use crate::plan::Plan;
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Unit {
-    streamed: bool,
+pub(super) struct Unit {
+    pub(super) streamed: bool,
     /// Its copy was issued and nothing that overlaps it was issued since.
-    present: bool,
+    pub(super) present: bool,
     /// Visits and holds not yet over.
-    open: u32,
+    pub(super) open: u32,
     /// How many of `open` are holds.
-    held: u32,
+    pub(super) held: u32,
     /// How often it occurs in the window of visits already covered by copies.
-    pending: u32,
+    pub(super) pending: u32,
     /// When its last use was recorded, counted in records; zero is never.
-    last_use: u64,
+    pub(super) last_use: u64,
 }
 
 /// The schedule of one plan.
 #[derive(Debug, Clone)]
 pub struct Schedule {
-    units: Vec<Unit>,
-    conflicts: Conflicts,
-    order: Order,
-    look_ahead: usize,
+    pub(super) units: Vec<Unit>,
+    pub(super) conflicts: Conflicts,
+    pub(super) order: Order,
+    pub(super) look_ahead: usize,
     /// The units that are present: as many as fit in the ring, where most units conflict with many more.
-    present: Vec<u32>,
+    pub(super) present: Vec<u32>,
     /// Kept for its memory.
-    evicted: Vec<u32>,
+    pub(super) evicted: Vec<u32>,
     /// How many expected visits from the next one on are present.
-    covered: usize,
+    pub(super) covered: usize,
     /// Last uses recorded so far, and up to which of them the copy stream has waited.
-    records: u64,
-    waited: u64,
+    pub(super) records: u64,
+    pub(super) waited: u64,
     fetched_on_demand: u64,
-    announce: bool,
+    pub(super) announce: bool,
 }
 
 impl Schedule {
@@ -253,77 +253,5 @@ impl Schedule {
         self.units[id].last_use = self.records;
         commands.push(Command::RecordLastUse(UnitId(id as u32)));
         self.cover(commands);
-    }
-
-    /// Copies expected units ahead, in order, as far as the window and the ring allow.
-    fn cover(&mut self, commands: &mut Vec<Command>) {
-        let window = self.look_ahead.min(self.order.len());
-        while self.covered < window {
-            let id = self.order.ahead(self.covered);
-            if !self.units[id].present {
-                let keeps = |other: u32| {
-                    let other = &self.units[other as usize];
-                    other.open > 0 || other.pending > 0
-                };
-                if self.overwritten_by(id).any(keeps) {
-                    return;
-                }
-                self.issue(id, commands);
-            }
-            self.units[id].pending += 1;
-            self.covered += 1;
-        }
-    }
-
-    /// Forgets which expected visits are covered; [`cover`](Self::cover) finds those still present again.
-    fn uncover(&mut self) {
-        for ahead in 0..self.covered {
-            let id = self.order.ahead(ahead);
-            self.units[id].pending = 0;
-        }
-        self.covered = 0;
-    }
-
-    /// The present units that a copy of this one overwrites. Only they can be in use, or have been used since the copy
-    /// stream last waited: what overwrote the others has waited for them.
-    fn overwritten_by(&self, id: usize) -> impl Iterator<Item = u32> + '_ {
-        /// About what a search among the conflicts costs, in looks at one unit.
-        const SEARCH: usize = 8;
-        let conflicts = self.conflicts.of(id);
-        let (few, many): (&[u32], &[u32]) = if conflicts.len() <= SEARCH * self.present.len() {
-            (conflicts, &[])
-        } else {
-            (&[], &self.present)
-        };
-        let few = few.iter().copied().filter(|&other| self.units[other as usize].present);
-        few.chain(many.iter().copied().filter(|other| conflicts.binary_search(other).is_ok()))
-    }
-
-    fn issue(&mut self, id: usize, commands: &mut Vec<Command>) {
-        let mut evicted = std::mem::take(&mut self.evicted);
-        evicted.clear();
-        evicted.extend(self.overwritten_by(id));
-        // Uses are recorded on one logical queue, so the latest one stands for all before it.
-        let last_use = |&other: &u32| self.units[other as usize].last_use;
-        if let Some(latest) = evicted.iter().copied().max_by_key(last_use)
-            && last_use(&latest) > self.waited
-        {
-            self.waited = last_use(&latest);
-            commands.push(Command::WaitLastUse(UnitId(latest)));
-        }
-        if !evicted.is_empty() {
-            for &other in &evicted {
-                self.units[other as usize].present = false;
-                if self.announce {
-                    commands.push(Command::Evict(UnitId(other)));
-                }
-            }
-            self.present.retain(|&other| self.units[other as usize].present);
-        }
-        self.evicted = evicted;
-        self.units[id].present = true;
-        let unit = UnitId(id as u32);
-        self.present.push(unit.0);
-        commands.extend([Command::Copy(unit), Command::RecordCopied(unit)]);
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use gpu_driver::{CopyOrder, Faulty, StreamHandle, Verb};
 
 use super::case::is_injected;
-use super::rig::{Compute, Failure, Rig, RigDesc, device, minimum, plan};
+use super::desc::{Compute, RigDesc, device, minimum, plan};
+use super::rig::{Failure, Rig};
 use crate::engine::{EngineError, EngineOptions};
 use crate::model::UnitId;
 use crate::plan::Plan;

@@ -2,7 +2,8 @@
 
 use gpu_driver::{Bytes, CopyOrder, StreamHandle};
 
-use super::rig::{Failure, Rig, RigDesc, minimum, plan};
+use super::desc::{RigDesc, minimum, plan};
+use super::rig::{Failure, Rig};
 use crate::engine::EngineError;
 use crate::model::UnitId;
 use crate::units::Units;

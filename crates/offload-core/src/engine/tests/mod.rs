@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod case;
+mod desc;
+mod draw;
 mod faulty;
 mod life;
 mod mutant;

@@ -3,94 +3,17 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use gpu_driver::{
-    Bytes, CopyOrder, DeviceOrdinal, Driver, Faulty, HostDriver, HostOptions, StreamHandle, Verb,
-};
+use gpu_driver::{Bytes, DeviceOrdinal, Driver, Faulty, HostDriver, StreamHandle, Verb};
 use pinned_pool::{HostBytes, HostStore, PendingRead, SourceTensor, StoreOptions, TransferStream};
 use vmm_alloc::PagePool;
 
-use super::Mutant;
+use super::desc::{Compute, RigDesc, device};
 use super::rng::Rng;
-use crate::engine::{Engine, EngineDesc, EngineError, EngineOptions, StoreSource};
-use crate::layout::{Layout, LayoutOptions};
-use crate::model::{BlockDesc, ModelDesc, TensorId, TowerDesc, UnitId};
-use crate::plan::{Plan, PlanError, PlanRequest};
-use crate::units::Units;
+use crate::engine::{Engine, EngineDesc, EngineError, StoreSource};
+use crate::model::{TensorId, UnitId};
+use crate::plan::Plan;
 
 pub(super) type Device = Faulty<HostDriver>;
-
-/// How units are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Compute {
-    /// By the calling thread, as on the emulator's own compute stream.
-    Calling,
-    /// On this many asynchronous streams in turn, as on a GPU.
-    Streams(usize),
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct RigDesc {
-    /// Sizes of tensors: of the base, and by tower and block.
-    pub(super) base: Vec<u64>,
-    pub(super) towers: Vec<Vec<Vec<u64>>>,
-    pub(super) granularity: Bytes,
-    pub(super) order: CopyOrder,
-    pub(super) seed: u64,
-    pub(super) compute: Compute,
-    pub(super) options: EngineOptions,
-    pub(super) mutant: Option<Mutant>,
-}
-
-impl RigDesc {
-    /// One tower of `blocks` blocks of `pages` emulated pages each.
-    pub(super) fn tower(blocks: usize, pages: u64) -> Self {
-        Self {
-            base: vec![1000],
-            towers: vec![vec![vec![(pages * 32) << 10; 2]; blocks]],
-            granularity: Bytes::kib(64),
-            order: CopyOrder::Random,
-            seed: 7,
-            compute: Compute::Streams(1),
-            options: EngineOptions { poison_after_use: true, guard: false },
-            mutant: None,
-        }
-    }
-
-    pub(super) fn layout(&self) -> Layout {
-        let mut tensors = Vec::new();
-        let mut add = |sizes: &[u64]| -> Vec<TensorId> {
-            let first = tensors.len() as u32;
-            tensors.extend(sizes.iter().map(|&size| Bytes(size)));
-            (first..tensors.len() as u32).map(TensorId).collect()
-        };
-        let base = add(&self.base);
-        let mut block = |(number, sizes): (usize, &Vec<u64>)| BlockDesc {
-            name: format!("block {number}"),
-            tensors: add(sizes),
-        };
-        let mut towers = Vec::new();
-        for (number, blocks) in self.towers.iter().enumerate() {
-            let blocks = blocks.iter().enumerate().map(&mut block).collect();
-            towers.push(TowerDesc { name: format!("tower {number}"), blocks });
-        }
-        let model = ModelDesc { tensors, base, towers };
-        Layout::new(&model, &LayoutOptions { granularity: self.granularity, granule: None }).unwrap()
-    }
-}
-
-/// The smallest budget that these units can run with.
-pub(super) fn minimum(layout: &Layout, units: &Units) -> u64 {
-    let request = PlanRequest { budget: Some(Bytes(1)), ..PlanRequest::default() };
-    match Plan::new(layout, units, &request) {
-        Err(PlanError::BudgetTooSmall { minimum, .. }) => minimum.0,
-        other => panic!("a budget of one byte gave {other:?}"),
-    }
-}
-
-pub(super) fn plan(layout: &Layout, units: &Units, budget: u64, look_ahead: Option<u32>) -> Plan {
-    let request = PlanRequest { budget: Some(Bytes(budget)), look_ahead, ..PlanRequest::default() };
-    Plan::new(layout, units, &request).unwrap()
-}
 
 /// What is wrong with a read.
 type Wrong = String;
@@ -317,9 +240,4 @@ impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         Self::Error(error)
     }
-}
-
-pub(super) fn device(desc: &RigDesc) -> HostDriver {
-    let options = HostOptions::new(Bytes::mib(512)).granularity(desc.granularity).order(desc.order);
-    HostDriver::new(options.seed(desc.seed)).unwrap()
 }

@@ -6,7 +6,8 @@ use std::thread;
 
 use gpu_driver::{CopyOrder, Faulty, StreamHandle};
 
-use super::rig::{Compute, Rig, RigDesc, device, minimum, plan};
+use super::desc::{Compute, RigDesc, device, minimum, plan};
+use super::rig::Rig;
 use crate::Engine;
 use crate::engine::{EngineDesc, EngineError, EngineOptions, Source, SourcePart};
 use crate::model::UnitId;

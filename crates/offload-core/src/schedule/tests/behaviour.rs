@@ -258,3 +258,24 @@ fn an_unknown_unit_is_refused() {
     let mut script = Script::new(&ring, &[0, 1], 1);
     assert!(script.schedule.enter(UnitId(7), &mut script.commands).is_err());
 }
+
+#[test]
+fn steady_visits_keep_to_the_memory_they_have() {
+    let mut script = Script::new(&Ring::dense(3, &[1, 2, 1, 1, 2, 1]), &[0, 1, 2, 3, 4, 5], 8);
+    let mut commands = Vec::with_capacity(16);
+    let mut step = |schedule: &mut Schedule| {
+        commands.clear();
+        schedule.begin_step(&mut commands);
+        for unit in (0..6).map(UnitId) {
+            commands.clear();
+            schedule.enter(unit, &mut commands).unwrap();
+            schedule.leave(unit, &mut commands).unwrap();
+        }
+        schedule.end_step(&mut commands);
+        [commands.capacity(), schedule.present.capacity(), schedule.evicted.capacity()]
+    };
+    let before = step(&mut script.schedule);
+    for _ in 0..100 {
+        assert_eq!(step(&mut script.schedule), before);
+    }
+}
