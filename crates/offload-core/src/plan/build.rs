@@ -34,6 +34,7 @@ pub(super) fn build(layout: &Layout, units: &Units, request: &PlanRequest) -> Re
     }
     let pace = pace(layout, units, request);
     let (ground, candidate, sequence) = choose(ground, layout, units, &pace, pages)?;
+    let placement = Placement::new(&ground, &candidate.heads, candidate.ring, candidate.turns);
     let (reach, blocked) = candidate.pattern.reach();
     let possible = reach.saturating_sub(1);
     let mut notes = Vec::new();
@@ -50,7 +51,7 @@ pub(super) fn build(layout: &Layout, units: &Units, request: &PlanRequest) -> Re
         notes.push(PlanNote::LookAheadReduced { asked, possible });
     }
     let look_ahead = request.look_ahead.unwrap_or(u32::MAX).min(reach.max(1));
-    Ok(finish(&ground, units, &candidate.placement, look_ahead, notes))
+    Ok(finish(&ground, units, &placement, look_ahead, notes))
 }
 
 pub(super) fn check_request(units: &Units, request: &PlanRequest) -> Result<(), PlanError> {

@@ -4,13 +4,15 @@
 //! the last use of every unit whose ring bytes it takes; compute of a visit waits for its copy. A test holds the two to
 //! one another.
 
+use std::ops::Range;
+
 use super::ground::Ground;
-use super::ring::Placement;
+use super::ring::{Pages, Placement, Turns, granules, streamed_parts};
 use crate::model::UnitId;
 use crate::simulate::COPY_LATENCY;
 
 /// A visit's copy, in a step that repeats.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Copy {
     /// Bytes copied; zero if the unit is resident or still present.
     bytes: u64,
@@ -23,12 +25,16 @@ struct Copy {
 }
 
 /// What a step copies, and what each copy waits for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pattern {
     copies: Vec<Copy>,
 }
 
-/// How many steps are run to reach the steady state, the last of which is measured. The ring is the only memory from one
+fn span_bytes(bytes: &Range<u64>) -> u64 {
+    bytes.end - bytes.start
+}
+
+/// How many steps are run at most to reach the steady state, the last of which is measured. The ring is the only memory from one
 /// step to the next and holds less than a step, so it has filled, or never will, after a few.
 const STEPS: usize = 6;
 
@@ -70,6 +76,70 @@ impl Pattern {
         pattern
     }
 
+    /// The same for an order that visits each unit once, in the sequence, without placing anything: positions in the ring
+    /// count on from turn to turn, and a copy waits for the latest unit that starts less than a ring's size before its
+    /// end. `None` if the order is another, or so little streams that units stay present from one step to the next.
+    pub(super) fn in_sequence(
+        ground: &Ground,
+        heads: &[u32],
+        turning: (u32, Turns),
+        order: &[UnitId],
+        look_ahead: u32,
+    ) -> Option<Self> {
+        let (ring, turns) = turning;
+        let count = ground.line_granules() - heads.iter().sum::<u32>();
+        if !ground.sequence.starts_with(order) || count < 2 * ring {
+            return None;
+        }
+        let granule = ground.granule;
+        let size = u64::from(ring) * granule;
+        let streamed = streamed_parts(ground, heads);
+        let mut pages = Pages::new(count, ring, turns);
+        let mut last_granule = None;
+        let mut copied: Vec<(usize, Range<u64>)> = Vec::with_capacity(order.len());
+        for (visit, unit) in ground.sequence.iter().enumerate() {
+            let bytes = &streamed[unit.0 as usize];
+            let touched = granules(bytes, granule);
+            if touched.is_empty() {
+                continue;
+            }
+            let mut position = |more: usize, byte: u64| {
+                let page = pages.advance(more as u64)?;
+                Some(pages.turn() * size + page * granule + byte)
+            };
+            let start = position(usize::from(last_granule != Some(touched.start)), bytes.start % granule)?;
+            let end = position(touched.len() - 1, (bytes.end - 1) % granule)? + 1;
+            last_granule = Some(touched.end - 1);
+            if visit < order.len() {
+                copied.push((visit, start..end));
+            }
+        }
+        let around = (pages.turn() + 1) * size;
+        let mut copies = vec![Copy::default(); order.len()];
+        // Copies of the step before come first. The latest that starts less than a turn before this one's end only moves on.
+        let place = |number: usize| {
+            let (visit, span) = &copied[number % copied.len()];
+            if number < copied.len() {
+                (*visit, span.start)
+            } else {
+                (visit + order.len(), span.start + around)
+            }
+        };
+        let mut latest = 0;
+        for (number, (visit, span)) in copied.iter().enumerate() {
+            let reach = span.end + around - size;
+            while latest + 1 < number + copied.len() && place(latest + 1).1 < reach {
+                latest += 1;
+            }
+            let wait = visit + order.len() - place(latest).0;
+            copies[*visit] =
+                Copy { bytes: span_bytes(&streamed[order[*visit].0 as usize]), wait, ..Copy::default() };
+        }
+        let mut pattern = Self { copies };
+        pattern.limit(order.iter().map(|unit| !streamed[unit.0 as usize].is_empty()), look_ahead);
+        Some(pattern)
+    }
+
     /// Sets from which visit on each copy may be issued.
     fn limit(&mut self, streamed: impl Iterator<Item = bool>, look_ahead: u32) {
         let visits = self.copies.len();
@@ -97,7 +167,7 @@ impl Pattern {
         let visits = self.copies.len();
         // Behind the first, the end of each visit's compute: a visit is entered when the one before it has ended.
         let mut ends = vec![0.0_f64; visits * STEPS + 1];
-        let mut link = 0.0_f64;
+        let (mut link, mut took) = (0.0_f64, 0.0_f64);
         for step in 0..STEPS {
             for (index, (copy, compute)) in self.copies.iter().zip(compute).enumerate() {
                 let now = step * visits + index;
@@ -105,14 +175,19 @@ impl Pattern {
                 if copy.bytes > 0 {
                     let issued = ends[now.saturating_sub(copy.ahead)];
                     let free = if copy.wait == 0 { 0.0 } else { ends[(now + 1).saturating_sub(copy.wait)] };
-                    link =
-                        link.max(issued).max(free) + COPY_LATENCY + copy.bytes as f64 / link_bytes_per_second;
+                    let seconds = COPY_LATENCY + copy.bytes as f64 / link_bytes_per_second;
+                    link = link.max(issued).max(free) + seconds;
                     start = start.max(link);
                 }
                 ends[now + 1] = start + compute;
             }
+            let before = took;
+            took = ends[(step + 1) * visits] - ends[step * visits];
+            if step > 0 && (took - before).abs() <= 1e-9 * took {
+                break;
+            }
         }
-        ends[STEPS * visits] - ends[(STEPS - 1) * visits]
+        took
     }
 
     /// How many streamed visits after a use, itself counted, its bytes are taken by another copy: the most anywhere in

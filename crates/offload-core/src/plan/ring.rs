@@ -21,13 +21,8 @@ impl Placement {
     /// Places units with the given heads over a ring of `ring` pages. No unit may stream more than the shortest turn.
     pub(super) fn new(ground: &Ground, heads: &[u32], ring: u32, turns: Turns) -> Self {
         let mut backing = vec![Backing::Own; ground.granules as usize];
-        let mut own = vec![false; ground.granules as usize];
-        for (unit, &head) in ground.units.iter().zip(heads) {
-            own[unit.first as usize..(unit.first + head) as usize].fill(true);
-        }
-        let streamed: Vec<Range<u64>> =
-            ground.units.iter().map(|unit| streamed_part(&unit.span, ground.granule, &own)).collect();
-        let count = own[ground.base as usize..].iter().filter(|own| !**own).count() as u32;
+        let streamed = streamed_parts(ground, heads);
+        let count = ground.line_granules() - heads.iter().sum::<u32>();
         let mut pages = Pages::new(count, ring, turns);
         let mut last = None;
         for &unit in &ground.sequence {
@@ -96,23 +91,28 @@ pub(super) fn granules(bytes: &Range<u64>, granule: u64) -> Range<usize> {
     }
 }
 
-/// What is left of a unit after its own head and the head of the unit behind it, which may hold its last bytes.
-fn streamed_part(span: &Range<u64>, granule: u64, own: &[bool]) -> Range<u64> {
-    let mut touched = granules(span, granule);
-    while !touched.is_empty() && own[touched.start] {
-        touched.start += 1;
+/// What is left of each unit after its own head and the head of the unit behind it, which may hold its last bytes.
+pub(super) fn streamed_parts(ground: &Ground, heads: &[u32]) -> Vec<Range<u64>> {
+    let granule = ground.granule;
+    let mut parts = vec![0..0; heads.len()];
+    let mut head_behind = None;
+    for (index, (unit, &head)) in ground.units.iter().zip(heads).enumerate().rev() {
+        let mut start = unit.span.start;
+        if head > 0 {
+            start = start.max(u64::from(unit.first + head) * granule);
+        }
+        let shared = head_behind.filter(|&behind| behind == unit.span.end / granule);
+        let end = shared.map_or(unit.span.end, |behind| behind * granule);
+        parts[index] = if start < end { start..end } else { unit.span.start..unit.span.start };
+        if unit.capacity > 0 {
+            head_behind = (head > 0).then_some(u64::from(unit.first));
+        }
     }
-    while !touched.is_empty() && own[touched.end - 1] {
-        touched.end -= 1;
-    }
-    if touched.is_empty() {
-        return span.start..span.start;
-    }
-    span.start.max(touched.start as u64 * granule)..span.end.min(touched.end as u64 * granule)
+    parts
 }
 
 /// Gives ring pages to streamed granules, turn by turn.
-struct Pages {
+pub(super) struct Pages {
     count: u64,
     /// How many turns there are if they are even.
     turns: Option<u64>,
@@ -124,7 +124,7 @@ struct Pages {
 }
 
 impl Pages {
-    fn new(count: u32, ring: u32, turns: Turns) -> Self {
+    pub(super) fn new(count: u32, ring: u32, turns: Turns) -> Self {
         let (count, ring) = (u64::from(count), u64::from(ring));
         let turns = match turns {
             Turns::Full => None,
@@ -142,7 +142,7 @@ impl Pages {
         }
     }
 
-    fn next_page(&mut self) -> u32 {
+    pub(super) fn next_page(&mut self) -> u32 {
         if self.given == self.turn_end {
             self.turn += 1;
             self.turn_start = self.turn_end;
@@ -151,5 +151,21 @@ impl Pages {
         let page = self.given - self.turn_start;
         self.given += 1;
         page as u32
+    }
+
+    /// Gives several in one go; the last one.
+    pub(super) fn advance(&mut self, pages: u64) -> Option<u64> {
+        self.given += pages;
+        while self.given > self.turn_end {
+            self.turn += 1;
+            self.turn_start = self.turn_end;
+            self.turn_end = self.end_of_turn();
+        }
+        self.given.checked_sub(self.turn_start + 1)
+    }
+
+    /// The turn that the last page was given in.
+    pub(super) fn turn(&self) -> u64 {
+        self.turn
     }
 }

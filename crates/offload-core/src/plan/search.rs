@@ -23,7 +23,9 @@ pub(super) struct Pace {
 /// A placement with its time.
 #[derive(Debug, Clone)]
 pub(super) struct Candidate {
-    pub(super) placement: Placement,
+    pub(super) heads: Vec<u32>,
+    pub(super) ring: u32,
+    pub(super) turns: Turns,
     pub(super) pattern: Pattern,
     pub(super) seconds: f64,
 }
@@ -134,13 +136,18 @@ impl Search<'_> {
         let turn = style.turns.shortest(streamed, ring)?;
         let cap = turn * self.ground.granule / style.slots;
         let least_copy = if style.sparse { cap } else { 0 };
-        let heads =
-            heads(self.ground, &Spread { own, cap, least_copy, weights: &self.weights[style.weights] })?;
-        let placement = Placement::new(self.ground, &heads, ring, style.turns);
-        let pattern = Pattern::new(self.ground, &placement, self.order, self.pace.look_ahead);
+        let spread = Spread { own, cap, least_copy, weights: &self.weights[style.weights] };
+        let heads = heads(self.ground, &spread)?;
+        let turning = (ring, style.turns);
+        let look_ahead = self.pace.look_ahead;
+        let pattern = Pattern::in_sequence(self.ground, &heads, turning, self.order, look_ahead)
+            .unwrap_or_else(|| {
+                let placement = Placement::new(self.ground, &heads, ring, style.turns);
+                Pattern::new(self.ground, &placement, self.order, look_ahead)
+            });
         let time = |compute: &Vec<f64>| pattern.step_seconds(compute, self.pace.link_bytes_per_second);
         let seconds = self.pace.cases.iter().map(time).sum::<f64>() / self.pace.cases.len() as f64;
-        Some(Candidate { placement, pattern, seconds })
+        Some(Candidate { heads, ring, turns: style.turns, pattern, seconds })
     }
 
     /// The smallest ring in which every unit fits beside what the others must then keep.

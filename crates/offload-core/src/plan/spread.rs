@@ -1,6 +1,6 @@
 //! How many granules each unit keeps: the resident granules spread over the units so that the link's load is even.
 
-use super::ground::{Ground, GroundUnit};
+use super::ground::Ground;
 
 /// What the streamed bytes of units should be proportional to.
 #[derive(Debug, Clone)]
@@ -160,12 +160,28 @@ fn level(
     let share =
         |index: usize, x: f64| share(index, x).clamp(0.0, ground.units[index].bytes().min(cap) as f64);
     let units = 0..ground.units.len();
-    let (mut low, mut high) = (0.0, highest);
-    // To a millionth: what is left over is settled by granules.
-    for _ in 0..20 {
-        let middle = f64::midpoint(low, high);
-        let sum: f64 = units.clone().map(|index| share(index, middle)).sum();
-        if sum < streamed { low = middle } else { high = middle }
+    let excess = |x: f64| units.clone().map(|index| share(index, x)).sum::<f64>() - streamed;
+    let ((mut low, mut short), (mut high, mut over)) = ((0.0, -streamed), (highest, excess(highest)));
+    let mut last_was_low = None;
+    // False position, with the weight of an end that stays halved; what is left over is settled by granules.
+    for _ in 0..24 {
+        if over <= 0.0 {
+            break;
+        }
+        let middle = ((low * over - high * short) / (over - short)).clamp(low, high);
+        let off = excess(middle);
+        if off.abs() < 0.5 * ground.granule as f64 {
+            high = middle;
+            break;
+        }
+        let is_low = off < 0.0;
+        let weight = if last_was_low == Some(is_low) { 0.5 } else { 1.0 };
+        if is_low {
+            (low, short, over) = (middle, off, over * weight);
+        } else {
+            (high, over, short) = (middle, off, short * weight);
+        }
+        last_was_low = Some(is_low);
     }
     units.map(|index| share(index, high)).collect()
 }
