@@ -9,7 +9,7 @@ use vmm_alloc::AddressSpace;
 
 use crate::error::{HostError, Result};
 use crate::event::Event;
-use crate::pending_read::PendingRead;
+use crate::pending_read::{PendingRead, ReadBuffer};
 use crate::prepared::PreparedCopy;
 use crate::registered::twice;
 use crate::source::HostRun;
@@ -113,20 +113,19 @@ impl TransferStream {
         self.check_device(space.driver(), "address range")?;
         space.writable(offset, Bytes(target.len() as u64))?;
         self.hold_space(space);
-        let mut buffer = vec![0u8; target.len().min(READ_BACK)];
+        let mut buffer = ReadBuffer::new(Bytes(target.len().min(READ_BACK) as u64));
         let mut at = offset;
         for piece in target.chunks_mut(READ_BACK) {
             let size = Bytes(piece.len() as u64);
             let source = space.address().offset(Bytes(at));
             // SAFETY: the source is mapped (checked above) and held; the buffer holds `size` bytes and is leaked below
             // unless the copy is known to have run.
-            let submitted =
-                unsafe { self.driver.copy_to_host(buffer.as_mut_ptr(), source, size, self.handle) };
+            let submitted = unsafe { self.driver.copy_to_host(buffer.target(), source, size, self.handle) };
             if let Err(cause) = submitted.and_then(|()| self.driver.synchronize_stream(self.handle)) {
                 std::mem::forget(buffer);
                 return Err(cause.into());
             }
-            piece.copy_from_slice(&buffer[..piece.len()]);
+            piece.copy_from_slice(&buffer.bytes()[..piece.len()]);
             at += size.0;
         }
         Ok(())
@@ -137,13 +136,12 @@ impl TransferStream {
         self.check_device(space.driver(), "address range")?;
         let source = space.writable(offset, bytes)?;
         let done = Event::new(Arc::clone(&self.driver))?;
-        let mut buffer = vec![0u8; bytes.as_usize()];
+        let mut buffer = ReadBuffer::new(bytes);
         if bytes > Bytes::ZERO {
             self.hold_space(space);
             // SAFETY: the source is mapped (checked above) and held; the buffer's memory does not move, and it is freed
             // only once the event recorded below was reached, or leaked here.
-            let submitted =
-                unsafe { self.driver.copy_to_host(buffer.as_mut_ptr(), source, bytes, self.handle) };
+            let submitted = unsafe { self.driver.copy_to_host(buffer.target(), source, bytes, self.handle) };
             if let Err(error) = submitted.map_err(HostError::from).and_then(|()| done.record(self.handle)) {
                 std::mem::forget(buffer);
                 return Err(error);
