@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -73,6 +74,16 @@ def test_blocks_are_cut_after_the_first_step() -> None:
         visits = attachment.stats()["visits"]
         run(model, inputs())
         assert attachment.stats()["visits"] == visits + 12
+
+
+def test_the_planner_cuts_only_where_it_pays(cuts_where_it_pays: None) -> None:
+    model = mlp()
+    x = inputs()
+    expected = run(model, x)
+    with attached(model) as attachment:
+        for _ in range(3):
+            assert same_bits(run(model, x), expected)
+        assert set(attachment.report()["segments"].values()) == {1}
 
 
 def test_the_same_objects_stay_in_the_model_and_their_settings_come_back() -> None:
@@ -275,3 +286,21 @@ def test_resident_keeps_weights_for_use_outside_their_turn() -> None:
         with pytest.raises(weightstream.ModelError, match="not part of"):
             with attachment.resident(nn.Linear(2, 2)):
                 pass
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_compiled_model_runs_the_engine_outside_its_graphs(compiled_before: bool) -> None:
+    torch._dynamo.reset()
+    model = transformer()
+    x = inputs()
+    expected = run(model, x)
+    compiled = torch.compile(model, backend="eager")
+    if compiled_before:
+        assert same_bits(run(compiled, x), expected)
+    with attached(model, 0.5) as attachment, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch._dynamo.utils.counters.clear()
+        for _ in range(4):
+            assert same_bits(run(compiled, x), expected)
+        assert attachment.stats()["steps"] == 4 and attachment.stats()["copies"] > 0
+        assert not torch._dynamo.utils.counters["graph_break"]

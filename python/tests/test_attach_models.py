@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import weightstream
 from weightstream import BudgetError
+from weightstream.steps import ModelSteps
 
 
 def outputs(model: torch.nn.Module, arguments: dict[str, Any]) -> list[torch.Tensor]:
@@ -30,7 +31,7 @@ def smallest(model: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", planning_models.MODELS)
-def test_the_same_bits(name: str) -> None:
+def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("diffusers")
     model, arguments = planning_models.make(name)
@@ -40,7 +41,8 @@ def test_the_same_bits(name: str) -> None:
     before = snapshot(model)
     budget = smallest(model)
     copies = 0
-    for extra, order in ((0, "lazy"), (1 << 15, "random")):
+    for extra, order, everywhere in ((0, "lazy", True), (0, "random", False), (1 << 15, "random", True)):
+        monkeypatch.setattr(ModelSteps, "everywhere", everywhere)
         device = host(order, seed=len(name))
         with weightstream.attach(model, device=device, budget=budget + extra) as attachment:
             for _ in range(3):

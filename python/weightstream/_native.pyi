@@ -84,7 +84,7 @@ class Offloader:
         """Says that what `stream` holds now is the unit's last use."""
     def abandon_step(self) -> None:
         """Gives up a step whose thread will not end it: the next step waits for all work and starts over."""
-    def segment(self, cuts: dict[int, list[int]], order: list[int] | None) -> list[int]:
+    def segment(self, cuts: dict[int, list[int]], order: list[int] | None, everywhere: bool) -> list[int]:
         """Cuts blocks into segments between steps, where that makes a step faster.
 
         `cuts` gives for a block the tensors at which a segment may start. `order` gives one step's visits of the segments

@@ -68,8 +68,7 @@ class SegmentedBlock:
                 refuse_grad(name, "output", (result,))
             return result
 
-        runtime.wrappers.add(forward.__code__)
-        return forward
+        return runtime.wrapper(forward)
 
     def wrap_anchor(self, unit: int, last_calls: int | None, name: str, inner: Forward) -> Forward:
         """The forward of a module in which the segment `unit` is read; `last_calls` if its exit ends the segment."""
@@ -100,8 +99,7 @@ class SegmentedBlock:
                 self._end()
             return result
 
-        runtime.wrappers.add(forward.__code__)
-        return forward
+        return runtime.wrapper(forward)
 
     def _end(self) -> None:
         """Ends the open segment's turn."""

@@ -21,6 +21,7 @@ from .runtime import Runtime
 from .steps import ModelSteps, streaming_blocks
 from .subclasses import DeviceForms
 from .towers import TowersArgument, find_towers
+from .uncompiled import keep_package_uncompiled
 from .unseen import StorageWatch
 from .wrap import wrap_root
 
@@ -77,6 +78,7 @@ def attach(
 def _wrap(
     model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime, overrides: Overrides
 ) -> Attachment:
+    keep_package_uncompiled()
     root = model.forward
     steps = ModelSteps(model, ownership, binding, runtime)
     attachment = Attachment(model, ownership, binding, runtime, steps, overrides, {"notes": []})

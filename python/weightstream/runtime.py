@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from ._native import Offloader
 from .devices import Target
 from .errors import StateError, WeightstreamError
+from .uncompiled import uncompiled
 
 __all__ = ["ROOT", "Runtime"]
 
@@ -41,9 +42,13 @@ class Runtime:
         """How often each owned tensor is held by `resident`."""
         self.unit_of: dict[int, int] = {}
         """The unit of each owned tensor that streams; what is not in it is always present."""
-        self.wrappers: set[CodeType] = set()
-        """The code of the wrapped forwards, by which a frame of theirs is known."""
+        self._wrappers: set[CodeType] = set()
         self._pid = os.getpid()
+
+    def wrapper(self, forward: FunctionType) -> FunctionType:
+        """Makes a wrapped forward known by its code, and keeps it out of compiled code."""
+        self._wrappers.add(forward.__code__)
+        return uncompiled(forward)
 
     def presence_of(self, tensor: int) -> Callable[[], bool]:
         """A function that says whether the owned tensor's bytes are on the device now."""
@@ -114,7 +119,7 @@ class Runtime:
     def _running(self, frame: FrameType | None, unit: int | None = None) -> bool:
         """Whether a wrapped forward of this model (that of `unit`, if given) is on the stack that ends in `frame`."""
         while frame is not None:
-            if frame.f_code in self.wrappers:
+            if frame.f_code in self._wrappers:
                 local: dict[str, Any] = frame.f_locals
                 if local.get("runtime") is self and (unit is None or local.get("unit") == unit):
                     return True

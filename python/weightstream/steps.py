@@ -41,6 +41,9 @@ def streaming_blocks(ownership: Ownership) -> list[Block]:
 class ModelSteps:
     """The wrapped forwards of a model's units, and the watching that cuts them."""
 
+    everywhere = False
+    """Whether blocks are cut wherever they can be, and not only where the planner finds that it pays. For tests."""
+
     def __init__(self, model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime) -> None:
         """Wraps every block as one unit."""
         self.notes: list[str] = []
@@ -73,7 +76,7 @@ class ModelSteps:
         if self._evidence is not None and not self._evidence.holds():
             self._evidence = None
             self.restore()
-            self._runtime.offloader.segment({}, None)
+            self._runtime.offloader.segment({}, None, False)
             self._wrap_whole()
 
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,7 +134,7 @@ class ModelSteps:
                 if not order or order[-1] != unit or segment == 0:
                     order.append(unit)
         try:
-            units = self._runtime.offloader.segment(cuts, order)
+            units = self._runtime.offloader.segment(cuts, order, self.everywhere)
         except WeightstreamError as error:
             self._note(f"blocks stay whole: {error}")
         else:

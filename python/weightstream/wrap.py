@@ -68,8 +68,7 @@ def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward) -> Forward
             refuse_grad(name, "output", (result,))
         return result
 
-    runtime.wrappers.add(forward.__code__)
-    return forward
+    return runtime.wrapper(forward)
 
 
 def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forward:
@@ -94,8 +93,7 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
         steps.after()
         return result
 
-    runtime.wrappers.add(forward.__code__)
-    return forward
+    return runtime.wrapper(forward)
 
 
 def refuse_grad(name: str, what: str, values: Iterable[Any]) -> None:

@@ -97,13 +97,16 @@ impl Offloader {
         py: Python<'_>,
         cuts: BTreeMap<u32, Vec<u32>>,
         order: Option<Vec<u32>>,
+        everywhere: bool,
     ) -> PyResult<Vec<u32>> {
         let cuts = cuts
             .into_iter()
             .map(|(block, tensors)| (BlockId(block), tensors.into_iter().map(TensorId).collect()))
             .collect();
         let order = order.map(|order| order.into_iter().map(UnitId).collect());
-        let units = self.inner.with(py, true, |facade| facade.segment(&cuts, order))?;
+        let units = self.inner.with(py, true, |facade| {
+            if everywhere { facade.segment_everywhere(&cuts, order) } else { facade.segment(&cuts, order) }
+        })?;
         Ok(units.into_iter().map(|unit| unit.0).collect())
     }
 

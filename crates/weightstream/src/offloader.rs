@@ -158,14 +158,7 @@ impl Offloader {
         cuts: &BTreeMap<BlockId, Vec<TensorId>>,
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
-        let mut offsets = BTreeMap::new();
-        for (&block, tensors) in cuts {
-            for &tensor in tensors {
-                self.check(tensor)?;
-                offsets.entry(block).or_insert_with(Vec::new).push(self.layout.offset(tensor));
-            }
-        }
-        let finest = Units::segmented(&self.layout, &offsets, order)?;
+        let finest = self.finest(cuts, order)?;
         let chosen = self.request.plan_segments(&self.layout, &finest)?;
         let holds = |part: &UnitDesc, unit: &UnitDesc| {
             unit.block == part.block && unit.span.start <= part.span.start && part.span.end <= unit.span.end
@@ -174,6 +167,31 @@ impl Offloader {
         let units = finest.units.iter().map(|part| UnitId(unit_of(part) as u32)).collect();
         self.engine.replan(chosen.plan)?;
         Ok(units)
+    }
+
+    /// As [`segment`](Self::segment), but at every cut, worth its copies or not: for callers that chose themselves.
+    ///
+    /// # Errors
+    /// As [`segment`](Self::segment).
+    pub fn segment_everywhere(
+        &self,
+        cuts: &BTreeMap<BlockId, Vec<TensorId>>,
+        order: Option<Vec<UnitId>>,
+    ) -> Result<Vec<UnitId>> {
+        let finest = self.finest(cuts, order)?;
+        self.engine.replan(self.request.plan(&self.layout, &finest)?)?;
+        Ok((0..finest.units.len() as u32).map(UnitId).collect())
+    }
+
+    fn finest(&self, cuts: &BTreeMap<BlockId, Vec<TensorId>>, order: Option<Vec<UnitId>>) -> Result<Units> {
+        let mut offsets = BTreeMap::new();
+        for (&block, tensors) in cuts {
+            for &tensor in tensors {
+                self.check(tensor)?;
+                offsets.entry(block).or_insert_with(Vec::new).push(self.layout.offset(tensor));
+            }
+        }
+        Ok(Units::segmented(&self.layout, &offsets, order)?)
     }
 
     /// Keeps tensors present until [`release`](Self::release), for use outside their turn. Gives the units to release.
