@@ -58,17 +58,24 @@ pub struct Shared {
 }
 
 fn format() -> Result<()> {
-    process::run(workspace::cargo().args(["fmt", "--all", "--check"]))
-        .context("run `cargo fmt --all`; a missing rustfmt is installed by `rustup component add rustfmt`")
+    component("fmt", "rustfmt")?;
+    process::run(workspace::cargo().args(["fmt", "--all", "--check"])).context("run `cargo fmt --all`")
 }
 
 fn clippy() -> Result<()> {
+    component("clippy", "clippy")?;
     let mut cargo = workspace::cargo();
     cargo
         .args(["clippy", "--workspace", "--all-targets"])
         .args(workspace::locked())
         .args(["--", "-D", "warnings"]);
-    process::run(&mut cargo).context("a missing clippy is installed by `rustup component add clippy`")
+    process::run(&mut cargo)
+}
+
+/// Refuses a toolchain without one of its optional parts, and says how to get it.
+fn component(command: &str, name: &str) -> Result<()> {
+    let asked = process::capture(workspace::cargo().args([command, "--version"]));
+    asked.map(drop).with_context(|| format!("there is no {name}; `rustup component add {name}` installs it"))
 }
 
 /// Unit and integration tests. Those of the Python module's crate need Python as a library to link with, which not

@@ -131,10 +131,24 @@ fn run_one(stage: &Stage, shared: &mut Shared) -> Entry {
         Ok(()) => Outcome::Passed,
         Err(error) => {
             eprintln!("{} failed: {error:#}", stage.name);
-            Outcome::Failed(format!("{error}"))
+            Outcome::Failed(reason(&error, counts))
         }
     };
     Entry { name: stage.name, outcome, took: start.elapsed(), counts }
+}
+
+/// Why a stage failed, in a few words for the table; the whole error was printed when it happened.
+fn reason(error: &anyhow::Error, counts: Counts) -> String {
+    if counts.failed > 0 {
+        return format!("{} failed", counts.failed);
+    }
+    let text = error.to_string();
+    text.split_once("` failed: ")
+        .map_or(text.as_str(), |(_, status)| status)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .into()
 }
 
 #[cfg(test)]
@@ -160,6 +174,14 @@ mod tests {
         assert!(report.table().contains("not run"), "{}", report.table());
         let report = Report::of(&stages, true);
         assert_eq!((report.passed(), report.failed()), (4, 1));
+    }
+
+    #[test]
+    fn the_table_says_why_in_a_few_words() {
+        let error = anyhow::anyhow!("`cargo clippy --workspace` failed: exit status: 101\nmore");
+        assert_eq!(reason(&error, Counts::default()), "exit status: 101");
+        assert_eq!(reason(&error, Counts { passed: 3, failed: 2 }), "2 failed");
+        assert_eq!(reason(&anyhow::anyhow!("no test ran"), Counts::default()), "no test ran");
     }
 
     #[test]
