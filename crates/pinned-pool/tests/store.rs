@@ -303,3 +303,16 @@ fn empty_tensors_take_no_room() {
     assert_eq!(store.runs(0..4 * PAGE).len(), 1);
     assert_eq!(store.runs(PAGE..4 * PAGE).len(), 1);
 }
+
+#[test]
+fn a_hole_of_the_line_is_no_padding() {
+    let rig = Rig::eager();
+    let options = StoreOptions { slab_only: true, ..small_options() };
+    let region = Region::anonymous(2, 1).share();
+    let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options);
+    let part = Part::new(&region, 0..512);
+    builder.place(&[part.source(0, 0), part.source(1, 512), part.source(2, 1536)]).unwrap();
+    let runs: Vec<(u64, u64)> =
+        builder.finish().runs(0..LINE).iter().map(|run| (run.offset(), run.bytes().size().0)).collect();
+    assert_eq!(runs, [(0, 1024), (1536, 512)]);
+}
