@@ -49,9 +49,11 @@ pub struct EngineOptions {
 /// Runs one model through its plan.
 ///
 /// A step is `begin_step`, then `enter` and `leave` around each use of a unit, then `end_step`; a unit may also be
-/// entered outside any step. One thread at a time: a call in the middle of another thread's step is refused. Every call
-/// names the compute stream, which may change from call to call; a stream must stay alive until the next
-/// [`end_step`](Self::end_step), or until the next [`begin_step`](Self::begin_step) after a step that failed.
+/// entered outside any step. One thread at a time: a call in the middle of another thread's step is refused.
+///
+/// **Streams.** Every call names the compute stream, which may change from call to call: a stream that takes over
+/// waits for what the one before it holds. Work is ordered on the stream of the latest call only. A stream must stay
+/// alive until a step on it was ended, or until another was named; while units are held, until they are released.
 ///
 /// No call makes the host wait, except [`new`](Self::new), [`replan`](Self::replan), [`close`](Self::close), and the
 /// first call after a failure.
@@ -145,7 +147,8 @@ impl Engine {
         left
     }
 
-    /// Makes units present until [`release`](Self::release), for use outside their turn: all of them or none.
+    /// Makes units present until [`release`](Self::release), for use outside their turn: all of them or none. Work that
+    /// uses them goes to the stream of the engine's latest call.
     ///
     /// # Errors
     /// As [`enter`](Self::enter); also if two of the units share memory.

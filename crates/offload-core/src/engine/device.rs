@@ -103,6 +103,12 @@ impl Device {
         Ok(())
     }
 
+    /// A mistake made on purpose: the next compute stream waits for nothing.
+    #[cfg(test)]
+    pub(super) fn forget_stream(&mut self) {
+        self.compute = None;
+    }
+
     /// Computation may follow on the compute stream.
     pub(super) fn note_computation(&mut self) {
         self.since_mark = true;

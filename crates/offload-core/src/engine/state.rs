@@ -235,6 +235,10 @@ impl State {
         if self.held > 0 {
             self.device.note_computation();
         }
+        #[cfg(test)]
+        if self.mutant == Some(super::tests::Mutant::DropHandoff) {
+            self.device.forget_stream();
+        }
         let joined = self.device.join(stream);
         self.failed |= joined.is_err();
         joined

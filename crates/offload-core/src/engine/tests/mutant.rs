@@ -17,6 +17,8 @@ pub(in crate::engine) enum Mutant {
     SlotShort,
     /// The last page of a unit is not copied.
     SkipPage,
+    /// A compute stream that takes over does not wait for the one before it.
+    DropHandoff,
     /// A replan does not wait for the work that uses the pages it takes away.
     FreeBeforeEvent,
 }
@@ -36,7 +38,8 @@ pub(in crate::engine) fn mutate(mutant: Option<Mutant>, commands: &mut Vec<Comma
             });
             commands.extend(entered.map(|UnitId(unit)| Command::RecordLastUse(UnitId(unit))));
         }
-        Some(Mutant::SlotShort | Mutant::SkipPage | Mutant::FreeBeforeEvent) | None => {}
+        Some(Mutant::SlotShort | Mutant::SkipPage | Mutant::DropHandoff | Mutant::FreeBeforeEvent) | None => {
+        }
     }
 }
 

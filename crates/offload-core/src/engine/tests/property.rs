@@ -46,6 +46,7 @@ fn every_mistake_is_noticed() {
         Mutant::RecordEarly,
         Mutant::SlotShort,
         Mutant::SkipPage,
+        Mutant::DropHandoff,
         Mutant::FreeBeforeEvent,
     ] {
         let noticed = (0..200).find(|&seed| run(seed, Some(mutant)).is_err());
