@@ -17,7 +17,7 @@ mod platform;
 mod types;
 mod verb;
 
-pub use cuda::{CudaDeviceProbe, CudaDriver, CudaProbe};
+pub use cuda::{CudaDeviceProbe, CudaDriver, CudaKernel, CudaProbe, KernelArgument, LaunchGrid};
 pub use driver::Driver;
 pub use error::{DriverError, Result};
 pub use faulty::Faulty;

@@ -4,6 +4,7 @@
 
 mod conformance;
 mod fake_libcuda;
+mod kernels;
 
 use std::path::Path;
 
@@ -240,4 +241,14 @@ fn read_only_registration_needs_the_device_to_have_it() {
         driver.register_host(buffer.start, buffer.size(), Registration::ReadWrite).unwrap();
         driver.unregister_host(buffer.start).unwrap();
     }
+}
+
+#[test]
+fn kernels_run_and_are_unloaded() {
+    let fake = Fake::new();
+    let driver = fake.open().unwrap();
+    kernels::kernels_run_in_stream_order(&driver);
+    drop(driver);
+    assert_eq!(fake.alive(), 0);
+    assert_eq!(fake.outside_context(), 0, "a call was made outside the context");
 }

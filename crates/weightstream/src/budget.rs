@@ -36,10 +36,8 @@ impl Budget {
     pub fn resolve(self, memory: MemoryInfo) -> Result<Option<Bytes>> {
         let bytes = match self {
             Self::Unlimited => return Ok(None),
-            Self::Open => Bytes((memory.free.0 as f64 * OPEN_SHARE) as u64),
-            Self::DeviceShare(share) if share > 0.0 && share <= 1.0 => {
-                Bytes((memory.total.0 as f64 * share) as u64)
-            }
+            Self::Open => share_of(memory.free, OPEN_SHARE),
+            Self::DeviceShare(share) if share > 0.0 && share <= 1.0 => share_of(memory.total, share),
             Self::DeviceShare(share) => {
                 return Err(Error::Budget {
                     given: format!("{}%", share * 100.0),
@@ -116,13 +114,24 @@ impl FromStr for Budget {
         if bytes < 1.0 || bytes >= 2f64.powi(63) {
             return Err(refuse("it must be at least one byte and less than 2^63"));
         }
-        Ok(Self::Bytes(Bytes(bytes as u64)))
+        Ok(Self::Bytes(whole(bytes)))
     }
+}
+
+/// `share` of `memory`.
+fn share_of(memory: Bytes, share: f64) -> Bytes {
+    whole(memory.0 as f64 * share)
+}
+
+/// Whole bytes of a number that is known not to be negative.
+#[expect(clippy::cast_sign_loss, reason = "sizes and the shares of them that are allowed are above zero")]
+fn whole(bytes: f64) -> Bytes {
+    Bytes(bytes as u64)
 }
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
     use super::*;
 
     const DEVICE: MemoryInfo = MemoryInfo { free: Bytes(1000), total: Bytes(2000) };

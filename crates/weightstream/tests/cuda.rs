@@ -1,24 +1,39 @@
 //! The same streaming on a real GPU; skipped, with the reason, where there is none.
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![allow(missing_docs, clippy::unwrap_used, dead_code, clippy::print_stdout, reason = "tests")]
 
 use std::sync::Arc;
 
 use gpu_driver::{CudaDriver, DeviceOrdinal};
 use weightstream::{Bytes, Driver};
 
+#[path = "../examples/mlp/main.rs"]
+mod mlp;
 mod streaming;
 
-#[test]
-fn streamed_bytes_are_the_models_on_a_gpu() {
-    let driver = match CudaDriver::open(DeviceOrdinal(0)) {
-        Ok(driver) => Arc::new(driver) as Arc<dyn Driver>,
+/// The first GPU; `None`, with the reason printed, where there is none and none is required.
+fn gpu() -> Option<CudaDriver> {
+    match CudaDriver::open(DeviceOrdinal(0)) {
+        Ok(driver) => Some(driver),
         Err(reason) => {
             // The gate sets this: there, a machine without a GPU is a failure.
             assert!(std::env::var_os("WEIGHTSTREAM_REQUIRE_GPU").is_none(), "{reason}");
             println!("skipped: {reason}");
-            return;
+            None
         }
-    };
+    }
+}
+
+#[test]
+fn the_example_network_streams_to_the_same_bits_on_a_gpu() {
+    if gpu().is_some() {
+        mlp::run(Some("cuda")).unwrap();
+    }
+}
+
+#[test]
+fn streamed_bytes_are_the_models_on_a_gpu() {
+    let Some(driver) = gpu() else { return };
+    let driver = Arc::new(driver) as Arc<dyn Driver>;
     let before = driver.memory_info().unwrap().free;
     let page = driver.device_info().granularity.as_usize();
     streaming::suite(&driver, page - 5000);

@@ -1,10 +1,10 @@
 //! Streaming on the emulator, in every copy order and at both page sizes.
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::sync::Arc;
 
 use gpu_driver::{CopyOrder, HostDriver, HostOptions};
-use pinned_pool::HostBytes;
+use pinned_pool::{HostBytes, StoreOptions};
 use weightstream::{Budget, Bytes, Driver, Error, Offloader, PlanError, StreamHandle, TensorId};
 
 mod streaming;
@@ -70,7 +70,7 @@ fn what_is_not_handed_over_right_is_refused_and_changes_nothing() {
 fn held_tensors_are_present_outside_their_turn() {
     let driver = device(Bytes::kib(64), CopyOrder::Lazy) as Arc<dyn Driver>;
     let model = streaming::model(60_000);
-    let attached = streaming::attach(&driver, &model, model.bytes() * 45 / 100, Default::default());
+    let attached = streaming::attach(&driver, &model, model.bytes() * 45 / 100, StoreOptions::default());
     attached.step(&attached.all());
     let stream = attached.compute.handle();
     let last = attached.turn(10);

@@ -112,6 +112,12 @@ functions! {
     copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, u64);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, u64);
     fill = "cuMemsetD8Async" (u64, u8, usize, u64);
+    module_load = "cuModuleLoadData" (*mut u64, *const c_void);
+    module_unload = "cuModuleUnload" (u64);
+    module_function = "cuModuleGetFunction" (*mut u64, u64, *const c_char);
+    launch = "cuLaunchKernel" (
+        u64, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, u64, *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 impl Api {

@@ -51,6 +51,7 @@ pub struct State {
     pub mapped: BTreeMap<u64, (usize, bool)>,
     pub streams: BTreeSet<u64>,
     pub events: BTreeSet<u64>,
+    pub modules: BTreeSet<u64>,
     pub registered: BTreeMap<u64, usize>,
 }
 

@@ -19,6 +19,9 @@ use weightstream::{
     TensorId, UnitId,
 };
 
+/// A tensor and what it must read as.
+pub type Known = (TensorId, Arc<Vec<u8>>);
+
 /// A model with its bytes.
 pub struct Model {
     pub base: Vec<Arc<Vec<u8>>>,
@@ -55,15 +58,15 @@ impl Model {
 pub struct Attached {
     pub offloader: Offloader,
     pub compute: TransferStream,
-    base: Vec<(TensorId, Arc<Vec<u8>>)>,
+    base: Vec<Known>,
     /// By block, in address order.
-    blocks: Vec<Vec<(TensorId, Arc<Vec<u8>>)>>,
+    blocks: Vec<Vec<Known>>,
     /// By unit: the tensors read in its turn.
-    turns: Vec<Vec<(TensorId, Arc<Vec<u8>>)>>,
+    turns: Vec<Vec<Known>>,
 }
 
 /// Describes a model to a builder: the base and the blocks with their tensors.
-fn describe(builder: &mut OffloaderBuilder, model: &Model) -> [Vec<Vec<(TensorId, Arc<Vec<u8>>)>>; 2] {
+fn describe(builder: &mut OffloaderBuilder, model: &Model) -> [Vec<Vec<Known>>; 2] {
     let mut named = |name: String, bytes: &Arc<Vec<u8>>| {
         (builder.tensor(name, Bytes(bytes.len() as u64)), Arc::clone(bytes))
     };
@@ -80,7 +83,7 @@ fn describe(builder: &mut OffloaderBuilder, model: &Model) -> [Vec<Vec<(TensorId
     }
     builder.base(base.iter().map(|(id, _)| *id));
     for (t, blocks) in towers.iter().enumerate() {
-        let ids = |block: &Vec<(TensorId, Arc<Vec<u8>>)>| block.iter().map(|(id, _)| *id).collect();
+        let ids = |block: &Vec<Known>| block.iter().map(|(id, _)| *id).collect();
         let named = blocks.iter().enumerate().map(|(b, block)| (format!("{t}.{b}"), ids(block)));
         builder.tower(format!("tower {t}"), named.collect());
     }
@@ -126,11 +129,7 @@ impl Attached {
         self.compute.drain().unwrap();
     }
 
-    fn read(
-        &self,
-        tensors: &[(TensorId, Arc<Vec<u8>>)],
-        reads: &mut Vec<(TensorId, Arc<Vec<u8>>, pinned_pool::PendingRead)>,
-    ) {
+    fn read(&self, tensors: &[Known], reads: &mut Vec<(TensorId, Arc<Vec<u8>>, pinned_pool::PendingRead)>) {
         let space = self.offloader.lease();
         for (id, bytes) in tensors {
             let offset = self.offloader.address(*id).unwrap().0 - space.address().0;
@@ -146,7 +145,7 @@ impl Attached {
 
     /// Lets every block be cut before its second tensor.
     pub fn segment(&mut self) {
-        let cut = |block: &Vec<(TensorId, Arc<Vec<u8>>)>| vec![block[1].0];
+        let cut = |block: &Vec<Known>| vec![block[1].0];
         let cuts: BTreeMap<BlockId, Vec<TensorId>> =
             self.blocks.iter().enumerate().map(|(b, block)| (BlockId(b as u32), cut(block))).collect();
         let units = self.offloader.segment(&cuts, None).unwrap();
