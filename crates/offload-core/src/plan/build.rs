@@ -125,7 +125,7 @@ fn choose(
 ) -> Result<(Ground, Candidate, Sequence), PlanError> {
     let best = |ground: &Ground| {
         let weights = weights(ground, units, pace);
-        Search { ground, order: &units.order, pace, weights: &weights, pages }.best()
+        Search::new(ground, &units.order, pace, &weights, pages).best()
     };
     let by_visits = best(&ground);
     if ground.forced() > 0 || by_visits.is_none() {

@@ -167,6 +167,7 @@ impl Pattern {
         let visits = self.copies.len();
         // Behind the first, the end of each visit's compute: a visit is entered when the one before it has ended.
         let mut ends = vec![0.0_f64; visits * STEPS + 1];
+        let seconds_per_byte = link_bytes_per_second.recip();
         let (mut link, mut took) = (0.0_f64, 0.0_f64);
         for step in 0..STEPS {
             for (index, (copy, compute)) in self.copies.iter().zip(compute).enumerate() {
@@ -175,7 +176,7 @@ impl Pattern {
                 if copy.bytes > 0 {
                     let issued = ends[now.saturating_sub(copy.ahead)];
                     let free = if copy.wait == 0 { 0.0 } else { ends[(now + 1).saturating_sub(copy.wait)] };
-                    let seconds = COPY_LATENCY + copy.bytes as f64 / link_bytes_per_second;
+                    let seconds = COPY_LATENCY + copy.bytes as f64 * seconds_per_byte;
                     link = link.max(issued).max(free) + seconds;
                     start = start.max(link);
                 }

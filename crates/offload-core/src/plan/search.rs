@@ -48,7 +48,7 @@ const WORTH: f64 = 0.0005;
 const SMALL_COPIES: f64 = 20.0;
 
 /// About how many visits and granules may be timed in one search: keeps planning 2,000 units below 10 ms.
-const EFFORT: u64 = 150_000;
+const EFFORT: u64 = 60_000;
 
 /// The search over placements of one model.
 pub(super) struct Search<'a> {
@@ -58,34 +58,62 @@ pub(super) struct Search<'a> {
     pub(super) weights: &'a [Weights],
     /// Pages for the ring and for resident granules outside the base.
     pub(super) pages: u32,
+    /// The mean over the cases of a step's compute.
+    compute: f64,
+    /// Whether a step visits every unit, so that it copies every granule that streams.
+    once: bool,
 }
 
 /// The best placement so far, and how it was made.
 type Best = Option<(u32, Style, Candidate)>;
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    pub(super) fn new(
+        ground: &'a Ground,
+        order: &'a [UnitId],
+        pace: &'a Pace,
+        weights: &'a [Weights],
+        pages: u32,
+    ) -> Self {
+        let compute = pace.cases.iter().flatten().sum::<f64>() / pace.cases.len() as f64;
+        let mut visited = vec![false; ground.units.len()];
+        for unit in order {
+            visited[unit.0 as usize] = true;
+        }
+        let once = visited.iter().all(|visited| *visited);
+        Self { ground, order, pace, weights, pages, compute, once }
+    }
+
     /// The best placement found, or none if not even one unit at a time fits.
     pub(super) fn best(&self) -> Option<Candidate> {
         let smallest = self.smallest_ring()?;
         let styles = self.styles();
-        let work = (self.order.len() + self.ground.granules as usize) as u64 * self.pace.cases.len() as u64;
-        let tries = (EFFORT / work.max(1)).clamp(32, 240) as u32;
+        let work =
+            (self.order.len() + self.ground.granules as usize / 16) as u64 * self.pace.cases.len() as u64;
+        let tries = (EFFORT / work.max(1)).clamp(8, 240) as u32;
         // First a coarse look at all sizes and styles, then a finer one around the best.
-        let count = (tries / 2 / styles.len() as u32).max(5);
+        let count = (tries / 2 / styles.len() as u32).max(4);
         let mut coarse = sizes(smallest, self.pages, count);
         coarse.iter_mut().skip(1).for_each(|ring| *ring = self.rounded(*ring));
         coarse.dedup();
         let mut best = None;
         for &ring in &coarse {
             for &style in &styles {
-                self.consider(ring, style, &mut best);
+                // Even turns may leave a page unused, or be too short for a unit that takes the whole ring.
+                if !self.consider(ring, style, &mut best) {
+                    self.consider(ring, Style { turns: Turns::Full, ..style }, &mut best);
+                }
             }
         }
         let (ring, style) = best.as_ref().map(|(ring, style, _)| (*ring, *style))?;
         let place = coarse.iter().position(|&size| size == ring).unwrap_or(0);
         let low = coarse[place.saturating_sub(1)];
         let high = coarse[(place + 1).min(coarse.len() - 1)];
-        for ring in sizes(low, high, tries / 4).into_iter().flat_map(|ring| [ring, self.rounded(ring)]) {
+        let mut fine: Vec<u32> =
+            sizes(low, high, tries / 4).into_iter().flat_map(|ring| [ring, self.rounded(ring)]).collect();
+        fine.sort_unstable();
+        fine.dedup();
+        for ring in fine {
             for turns in [Turns::Full, Turns::Even] {
                 self.consider(ring, Style { turns, ..style }, &mut best);
             }
@@ -104,11 +132,7 @@ impl Search<'_> {
     fn styles(&self) -> Vec<Style> {
         let mut styles = Vec::new();
         for weights in 0..self.weights.len() {
-            for slots in [2, 1] {
-                for turns in [Turns::Even, Turns::Full] {
-                    styles.push(Style { weights, slots, turns, sparse: false });
-                }
-            }
+            styles.extend([2, 1].map(|slots| Style { weights, slots, turns: Turns::Even, sparse: false }));
         }
         // Where a unit's part is so small that starting its copy costs much of it, fewer copies are worth a try.
         let lacking = f64::from(self.ground.line_granules() - self.pages) * self.ground.granule as f64;
@@ -119,15 +143,32 @@ impl Search<'_> {
         styles
     }
 
-    fn consider(&self, ring: u32, style: Style, best: &mut Best) {
-        let Some(candidate) = self.candidate(ring, style) else { return };
-        let better = best.as_ref().is_none_or(|(size, _, best)| {
-            let worth = if ring > *size { 1.0 - WORTH } else { 1.0 };
-            candidate.seconds < best.seconds * worth
-        });
-        if better {
+    /// Tries a placement, unless none over such a ring can be better; whether there may be one.
+    fn consider(&self, ring: u32, style: Style, best: &mut Best) -> bool {
+        let (limit, floor) = match best {
+            Some((size, _, best)) => {
+                let worth = if ring > *size { 1.0 - WORTH } else { 1.0 };
+                (best.seconds * worth, self.floor(ring))
+            }
+            None => (f64::INFINITY, 0.0),
+        };
+        if floor >= limit {
+            return true;
+        }
+        let Some(candidate) = self.candidate(ring, style) else { return false };
+        if candidate.seconds < limit {
             *best = Some((ring, style, candidate));
         }
+        true
+    }
+
+    /// No placement over a ring of this size is faster: all that does not fit must be copied, and all compute be done.
+    fn floor(&self, ring: u32) -> f64 {
+        let lacking = self.ground.line_granules() - self.pages;
+        // In a ring of more pages than are lacking some belong to one granule each, which then stays.
+        let streamed = u64::from(lacking + ring.min(lacking)) * self.ground.granule;
+        let copies = if self.once { streamed as f64 / self.pace.link_bytes_per_second } else { 0.0 };
+        self.compute.max(copies)
     }
 
     fn candidate(&self, ring: u32, style: Style) -> Option<Candidate> {
