@@ -41,8 +41,12 @@ def run(spec):
         row["host_us_per_visit"] = host_us
     properties = torch.cuda.get_device_properties(0)
     return {
-        "rows": rows, "model_bytes": total, "link_bytes_per_second": link, "host_visits": visits,
-        "device": properties.name, "device_bytes": properties.total_memory,
+        "rows": rows,
+        "model_bytes": total,
+        "link_bytes_per_second": link,
+        "host_visits": visits,
+        "device": properties.name,
+        "device_bytes": properties.total_memory,
         "versions": {"weightstream": weightstream.__version__, "torch": torch.__version__, "cuda": torch.version.cuda},
     }
 
@@ -95,11 +99,20 @@ def at_length(spec, attachment, model, twin, seq, budget, total, link):
     in_place = [(mine - theirs) / visits for (mine, _), (theirs, _) in found] if visits else [0.0]
     say(f"  S={seq}: {step_time * 1e3:.1f} ms, {to_ideal[1]:.3f} of ideal, {to_resident[1]:.3f} of resident")
     return {
-        "peer": "weightstream", "budget_bytes": budget, "seq": seq, "pairs": len(found), "identical": identical,
-        "step_ms": step_time * 1e3, "resident_ms": compute * 1e3, "ideal_ms": ideal * 1e3,
-        "ratio_to_ideal": to_ideal[1], "ratio_to_ideal_quartiles": to_ideal,
-        "ratio_to_resident": to_resident[1], "ratio_to_resident_quartiles": to_resident,
-        "unit_visits": visits, "streamed_bytes_per_step": streamed,
+        "peer": "weightstream",
+        "budget_bytes": budget,
+        "seq": seq,
+        "pairs": len(found),
+        "identical": identical,
+        "step_ms": step_time * 1e3,
+        "resident_ms": compute * 1e3,
+        "ideal_ms": ideal * 1e3,
+        "ratio_to_ideal": to_ideal[1],
+        "ratio_to_ideal_quartiles": to_ideal,
+        "ratio_to_resident": to_resident[1],
+        "ratio_to_resident_quartiles": to_resident,
+        "unit_visits": visits,
+        "streamed_bytes_per_step": streamed,
         "host_us_per_visit_in_place": statistics.median(in_place) * 1e6,
     }
 

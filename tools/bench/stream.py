@@ -42,8 +42,14 @@ def main():
         found, missed = measure_peer(peer, options, started, rows, ours)
         rows, skipped = rows + found, skipped + missed
     result = {
-        "bench": "stream", "commit": options.commit, "python": platform.python_version(), "driver": driver(),
-        **ours, "seconds": time.monotonic() - started, "rows": rows, "skipped": skipped,
+        "bench": "stream",
+        "commit": options.commit,
+        "python": platform.python_version(),
+        "driver": driver(),
+        **ours,
+        "seconds": time.monotonic() - started,
+        "rows": rows,
+        "skipped": skipped,
         "must_hold": must_hold(rows, ours["model_bytes"]),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,11 +64,15 @@ def parse():
     numbers = lambda text: [int(float(part)) for part in text.split(",") if part]  # noqa: E731
     names = lambda text: [part for part in text.split(",") if part]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench-stream.json"), help="where the JSON goes")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("bench-stream.json"), help="where the JSON goes"
+    )
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--budgets", type=numbers, default=[2_200_000_000, 9_000_000_000])
     parser.add_argument("--seqs", type=numbers, default=[256, 4096, LONG])
-    parser.add_argument("--peer-seqs", type=numbers, default=[256, 4096], help="a peer that plans for one length runs once each")
+    parser.add_argument(
+        "--peer-seqs", type=numbers, default=[256, 4096], help="a peer that plans for one length runs once each"
+    )
     parser.add_argument("--pairs", type=int, default=20, help="our steps, each beside a resident one")
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--peers", type=names, default=["flextensor"], help="as in tools/bench/peers; empty for none")
@@ -152,18 +162,35 @@ def must_hold(rows, model_bytes):
     return [{"what": what, "limit": limit, "value": value, "holds": value <= limit} for what, limit, value in unique]
 
 
+# Columns of the table for people: heading, width, format, key, divisor.
+COLUMNS = [
+    ("budget", 7, ".1f", "budget_bytes", 1e9),
+    ("S", 6, ".0f", "seq", 1),
+    ("step ms", 8, ".1f", "step_ms", 1),
+    ("ideal", 8, ".1f", "ideal_ms", 1),
+    ("/ideal", 7, ".3f", "ratio_to_ideal", 1),
+    ("/resid.", 7, ".3f", "ratio_to_resident", 1),
+    ("ready s", 8, ".2f", "ready_s", 1),
+    ("RSS GB", 7, ".1f", "peak_rss_bytes", 1e9),
+    ("VRAM GB", 8, ".2f", "vram_bytes", 1e9),
+]
+
+
 def describe(result):
     """The result for people."""
-    lines = [f"{result['device']}, driver {result['driver']}, link {result['link_bytes_per_second'] / 1e9:.1f} GB/s", ""]
-    lines.append(f"{'':14} {'budget':>7} {'S':>6} {'step ms':>8} {'ideal':>8} {'/ideal':>7} {'/resid.':>7} {'ready s':>8} {'RSS GB':>7} {'VRAM GB':>8}")
+    rate = result["link_bytes_per_second"] / 1e9
+    lines = [f"{result['device']}, driver {result['driver']}, link {rate:.1f} GB/s", ""]
+    lines.append(f"{'':14}" + "".join(f" {heading:>{width}}" for heading, width, *_ in COLUMNS))
     for row in result["rows"]:
+        cells = (f" {row.get(key, 0) / divisor:{width}{form}}" for _, width, form, key, divisor in COLUMNS)
+        lines.append(f"{row['peer']:14}" + "".join(cells))
+    for miss in result["skipped"]:
         lines.append(
-            f"{row['peer']:14} {row['budget_bytes'] / 1e9:7.1f} {row['seq']:6} {row['step_ms']:8.1f} {row.get('ideal_ms', 0):8.1f} "
-            f"{row.get('ratio_to_ideal', 0):7.3f} {row.get('ratio_to_resident', 0):7.3f} {row['ready_s']:8.2f} "
-            f"{row['peak_rss_bytes'] / 1e9:7.1f} {row['vram_bytes'] / 1e9:8.2f}"
+            f"not measured: {miss['peer']} {miss['budget_bytes'] / 1e9:.1f} GB S={miss['seqs']}: {miss['why']}"
         )
-    lines += [f"not measured: {miss['peer']} {miss['budget_bytes'] / 1e9:.1f} GB S={miss['seqs']}: {miss['why']}" for miss in result["skipped"]]
-    lines += [f"MISSED: {line['what']}: {line['value']:.3f}, limit {line['limit']}" for line in result["must_hold"] if not line["holds"]]
+    for line in result["must_hold"]:
+        if not line["holds"]:
+            lines.append(f"MISSED: {line['what']}: {line['value']:.3f}, limit {line['limit']}")
     return "\n".join(lines)
 
 

@@ -14,21 +14,38 @@ def main():
     options.out.write_text(page(json.loads(options.raw.read_text()), options.raw.name))
 
 
+HEADINGS = [
+    "library",
+    "budget GB",
+    "S",
+    "step ms",
+    "resident ms",
+    "ideal ms",
+    "of ideal",
+    "of resident",
+    "ready s",
+    "peak RSS GB",
+    "VRAM GB",
+    "host µs a visit",
+]
+
+
 def page(result, source):
     """The whole page."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    rate = result["link_bytes_per_second"] / 1e9
     lines = [
         "# Performance",
         "",
         f"Made by `cargo xtask bench stream --save` from [{source}]({source}); do not edit.",
         "",
-        f"{result['device']}, driver {result['driver']}, link {result['link_bytes_per_second'] / 1e9:.1f} GB/s; {versions}; "
-        f"commit {result['commit']}. The model is a diffusion transformer of {result['model_bytes'] / 1e9:.1f} GB "
-        "(tools/bench/dit.py). Ideal is the longer of the resident step and of sending what the budget does not hold. "
+        f"{result['device']}, driver {result['driver']}, link {rate:.1f} GB/s; {versions}; commit {result['commit']}.",
+        f"The model is a diffusion transformer of {result['model_bytes'] / 1e9:.1f} GB (tools/bench/dit.py).",
+        "Ideal is the longer of the resident step and of sending what the budget does not hold.",
         "Ours and resident alternate in one process; ratios are medians, quartiles in brackets.",
         "",
-        "| library | budget GB | S | step ms | resident ms | ideal ms | of ideal | of resident | ready s | peak RSS GB | VRAM GB | host µs a visit |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| " + " | ".join(HEADINGS) + " |",
+        "|" + "---|" * len(HEADINGS),
         *map(row_line, result["rows"]),
     ]
     missed = [line for line in result["must_hold"] if not line["holds"]]
@@ -42,9 +59,17 @@ def row_line(row):
     """One line of the table."""
     host = row.get("host_us_per_visit")
     cells = [
-        row["peer"], f"{row['budget_bytes'] / 1e9:.1f}", row["seq"], f"{row['step_ms']:.1f}",
-        f"{row['resident_ms']:.1f}", f"{row['ideal_ms']:.1f}", ratio(row, "ratio_to_ideal"), ratio(row, "ratio_to_resident"),
-        f"{row['ready_s']:.2f}", f"{row['peak_rss_bytes'] / 1e9:.1f}", f"{row['vram_bytes'] / 1e9:.2f}",
+        row["peer"],
+        f"{row['budget_bytes'] / 1e9:.1f}",
+        row["seq"],
+        f"{row['step_ms']:.1f}",
+        f"{row['resident_ms']:.1f}",
+        f"{row['ideal_ms']:.1f}",
+        ratio(row, "ratio_to_ideal"),
+        ratio(row, "ratio_to_resident"),
+        f"{row['ready_s']:.2f}",
+        f"{row['peak_rss_bytes'] / 1e9:.1f}",
+        f"{row['vram_bytes'] / 1e9:.2f}",
         "" if host is None else f"{host:.1f}",
     ]
     return "| " + " | ".join(map(str, cells)) + " |"

@@ -9,7 +9,9 @@ def parse_budget(text, weights_bytes):
     """Bytes in `text`: "67108864", "64MiB", or "25%w" of `weights_bytes`; ValueError says what is wrong."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%w|[A-Za-z]*)\s*", text)
     if not match:
-        raise ValueError(f'the budget "{text}" is neither bytes, a size like "64MiB" nor a share of the weights like "25%w"')
+        raise ValueError(
+            f'the budget "{text}" is neither bytes, a size like "64MiB" nor a share of the weights like "25%w"'
+        )
     number, unit = float(match[1]), match[2]
     if unit == "%w":
         budget = int(weights_bytes * number / 100)

@@ -50,7 +50,9 @@ def parse():
     parser.add_argument("--budget", help='bytes, "64MiB" or "25%%w" (of the weights)')
     parser.add_argument("--device", default="auto", help='"auto", "host" or "cuda:N"')
     parser.add_argument("--tokens", type=int, default=32, help="tokens to generate (smollm2)")
-    parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path(".cache"), help="where prepared weights are kept")
+    parser.add_argument(
+        "--cache", type=pathlib.Path, default=pathlib.Path(".cache"), help="where prepared weights are kept"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args()
 
@@ -92,8 +94,13 @@ def devices(asked, cuda):
 
 def step(name, spec):
     """Runs one process of the demo; gives its result and exit status."""
-    say({"prepare": "checking the model's files", "resident": "running with resident weights",
-         "streamed": f"running with {spec.get('budget_bytes', 0) / 2**20:.1f} MiB for weights"}[name])
+    say(
+        {
+            "prepare": "checking the model's files",
+            "resident": "running with resident weights",
+            "streamed": f"running with {spec.get('budget_bytes', 0) / 2**20:.1f} MiB for weights",
+        }[name]
+    )
     environment = os.environ | {"OMP_NUM_THREADS": str(spec["threads"]), "MKL_NUM_THREADS": str(spec["threads"])}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONUNBUFFERED": "1"}
@@ -117,6 +124,7 @@ def compare(spec, asked, prepared, resident, streamed):
     floor = max(resident["seconds_per_step"], transfer)
     return {
         "model": prepared["name"],
+        "step": prepared["step"],
         "device": spec["device"],
         "device_name": streamed["device_name"],
         "threads": spec["threads"],
@@ -129,7 +137,11 @@ def compare(spec, asked, prepared, resident, streamed):
         "tokens": streamed["tokens"],
         "text": streamed["text"],
         "attach_seconds": streamed["attach_seconds"],
-        "seconds_per_step": {"resident": resident["seconds_per_step"], "streamed": streamed["seconds_per_step"], "floor": floor},
+        "seconds_per_step": {
+            "resident": resident["seconds_per_step"],
+            "streamed": streamed["seconds_per_step"],
+            "floor": floor,
+        },
         "link_bytes_per_second": streamed["link_bytes_per_second"],
         "versions": streamed["versions"],
     }
@@ -137,24 +149,37 @@ def compare(spec, asked, prepared, resident, streamed):
 
 def describe(outcome):
     """The result for people."""
-    mib = lambda count: f"{count / 2**20:9.1f} MiB"  # noqa: E731
-    share = lambda key: f"{100 * outcome[key] / outcome['weights_bytes']:.1f} % of the weights"  # noqa: E731
-    seconds = outcome["seconds_per_step"]
-    kept = outcome["peak_weight_bytes"] <= outcome["budget_bytes"]
-    rate = outcome["link_bytes_per_second"] / 1e9
-    return "\n".join([
-        "",
-        f"{outcome['model']} on {outcome['device_name']} ({outcome['device']}), threads: {outcome['threads']}",
-        "",
-        f"  weights             {mib(outcome['weights_bytes'])}",
-        f"  budget              {mib(outcome['budget_bytes'])}   {share('budget_bytes')}",
-        f"  peak weight memory  {mib(outcome['peak_weight_bytes'])}   {'within' if kept else 'OVER'} the budget",
-        f"  streamed a step     {mib(outcome['streamed_bytes_per_step'])}   over a link of {rate:.1f} GB/s",
-        f"  time a step         {seconds['streamed'] * 1e3:9.1f} ms    resident {seconds['resident'] * 1e3:.1f} ms, floor {seconds['floor'] * 1e3:.1f} ms",
-        "",
-        f"  {outcome['tokens']} tokens, {'identical to' if outcome['identical'] else 'DIFFERENT FROM'} the resident run, bit for bit",
-        f"  {outcome['text']!r}",
-    ])
+    step, seconds = outcome["step"], outcome["seconds_per_step"]
+    kept = "within" if outcome["peak_weight_bytes"] <= outcome["budget_bytes"] else "OVER"
+    share = f"{100 * outcome['budget_bytes'] / outcome['weights_bytes']:.1f} % of the weights"
+    rate = f"over a link of {outcome['link_bytes_per_second'] / 1e9:.1f} GB/s"
+    beside = f"resident {seconds['resident'] * 1e3:.1f} ms, floor {seconds['floor'] * 1e3:.1f} ms"
+    same = "identical to" if outcome["identical"] else "DIFFERENT FROM"
+    return "\n".join(
+        [
+            "",
+            f"{outcome['model']} on {outcome['device_name']} ({outcome['device']}), threads: {outcome['threads']}",
+            "",
+            line("weights", mebibytes(outcome["weights_bytes"]), ""),
+            line("budget", mebibytes(outcome["budget_bytes"]), share),
+            line("peak weight memory", mebibytes(outcome["peak_weight_bytes"]), f"{kept} the budget"),
+            line(f"streamed a {step}", mebibytes(outcome["streamed_bytes_per_step"]), rate),
+            line(f"time a {step}", f"{seconds['streamed'] * 1e3:9.1f} ms ", beside),
+            "",
+            f"  {outcome['tokens']} tokens, {same} the resident run, bit for bit",
+            f"  {outcome['text']!r}",
+        ]
+    )
+
+
+def line(label, value, note):
+    """One line of the result."""
+    return f"  {label:18} {value}   {note}".rstrip()
+
+
+def mebibytes(count):
+    """A size for people."""
+    return f"{count / 2**20:9.1f} MiB"
 
 
 def say(text):

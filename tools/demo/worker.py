@@ -18,8 +18,8 @@ def prepare(spec, model):
     """Makes sure that the model's files are there, and says how large its weights are."""
     folder = model.prepare(spec["cache"])
     loaded, _ = model.load(folder)
-    cuda = torch.cuda.is_available()
-    return {"folder": str(folder), "name": model.name, "weights_bytes": weight_bytes(loaded), "cuda": cuda}, 0
+    facts = {"name": model.name, "step": model.step, "weights_bytes": weight_bytes(loaded)}
+    return facts | {"folder": str(folder), "cuda": torch.cuda.is_available()}, 0
 
 
 def resident(spec, model):

@@ -52,7 +52,12 @@ def gate(arguments):
     manifest = json.loads((HERE / "manifest.json").read_text())
     device, why = probe()
     if device is None:
-        return close(options, NO_GPU, {"result": "no usable GPU", "why": why, "commit": manifest["commit"]}, f"no usable GPU: {why}")
+        return close(
+            options,
+            NO_GPU,
+            {"result": "no usable GPU", "why": why, "commit": manifest["commit"]},
+            f"no usable GPU: {why}",
+        )
     print(device, flush=True)
     parts = [run_binary(binary, options.only) for binary in manifest["binaries"]]
     with packages() as environment:
@@ -60,11 +65,19 @@ def gate(arguments):
     passed, failed, missing = (sum(part[key] for part in parts) for key in ("passed", "failed", "missing"))
     green = failed == 0 and missing == 0 and passed > 0 and not options.only
     summary = {
-        "result": "green" if green else "red", "device": device, "commit": manifest["commit"],
-        "passed": passed, "failed": failed, "missing": missing, "parts": parts,
+        "result": "green" if green else "red",
+        "device": device,
+        "commit": manifest["commit"],
+        "passed": passed,
+        "failed": failed,
+        "missing": missing,
+        "parts": parts,
     }
-    lines = [f"{part['name']:32} {part['passed']:4} passed {part['failed']:3} failed {part['missing']:3} not run of "
-             f"{part['listed']}" for part in parts]
+    lines = [
+        f"{part['name']:32} {part['passed']:4} passed {part['failed']:3} failed {part['missing']:3} not run of "
+        f"{part['listed']}"
+        for part in parts
+    ]
     lines += [f"gpu-gate: {summary['result']}", f"{passed} passed, {failed + missing} failed"]
     return close(options, GREEN if green else RED, summary, "\n".join(lines))
 
@@ -125,16 +138,26 @@ def read_report(report):
 
 def part(name, listed, passed, failed):
     """One line of the summary."""
-    return {"name": name, "listed": listed, "passed": passed, "failed": failed, "missing": max(0, listed - passed - failed)}
+    return {
+        "name": name,
+        "listed": listed,
+        "passed": passed,
+        "failed": failed,
+        "missing": max(0, listed - passed - failed),
+    }
 
 
 def shown(command, environment):
     """Runs a program in this folder, showing its output as it comes; gives output and exit status."""
     print("$", " ".join(command), flush=True)
     with tempfile.TemporaryFile("w+b") as kept:
-        tee = subprocess.Popen(["tee", f"/proc/self/fd/{kept.fileno()}"], stdin=subprocess.PIPE, pass_fds=[kept.fileno()])
+        tee = subprocess.Popen(
+            ["tee", f"/proc/self/fd/{kept.fileno()}"], stdin=subprocess.PIPE, pass_fds=[kept.fileno()]
+        )
         try:
-            code = subprocess.run(command, env=environment, cwd=HERE, stdout=tee.stdin, stderr=subprocess.STDOUT, timeout=LIMIT).returncode
+            code = subprocess.run(
+                command, env=environment, cwd=HERE, stdout=tee.stdin, stderr=subprocess.STDOUT, timeout=LIMIT
+            ).returncode
         except subprocess.TimeoutExpired:
             print(f"stopped after {LIMIT} s: {command[0]}", flush=True)
             code = -1
@@ -150,7 +173,17 @@ def packages():
     folder = pathlib.Path(tempfile.mkdtemp(prefix="weightstream-"))
     try:
         wheels = [*(HERE / "wheel").glob("*.whl"), *(HERE / "wheels").glob("*.whl"), *joined(folder)]
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--no-compile",
+            "--no-cache-dir",
+        ]
         # Some peers declare a newer Python than they need.
         command += ["--disable-pip-version-check", "--ignore-requires-python", "--target", str(folder / "site")]
         subprocess.run([*command, *map(str, wheels)], check=True)

@@ -9,10 +9,21 @@ import table
 from peers import PEERS
 
 OWN = {
-    "peer": "weightstream", "budget_bytes": 2_200_000_000, "seq": 256, "step_ms": 270.0, "resident_ms": 100.0,
-    "ideal_ms": 265.0, "ratio_to_ideal": 1.02, "ratio_to_ideal_quartiles": [1.01, 1.02, 1.03], "ratio_to_resident": 2.7,
-    "ready_s": 2.5, "peak_rss_bytes": 17_000_000_000, "vram_bytes": 2_300_000_000, "peak_weight_bytes": 2_200_000_000,
-    "host_us_per_visit": 8.0, "identical": True,
+    "peer": "weightstream",
+    "budget_bytes": 2_200_000_000,
+    "seq": 256,
+    "step_ms": 270.0,
+    "resident_ms": 100.0,
+    "ideal_ms": 265.0,
+    "ratio_to_ideal": 1.02,
+    "ratio_to_ideal_quartiles": [1.01, 1.02, 1.03],
+    "ratio_to_resident": 2.7,
+    "ready_s": 2.5,
+    "peak_rss_bytes": 17_000_000_000,
+    "vram_bytes": 2_300_000_000,
+    "peak_weight_bytes": 2_200_000_000,
+    "host_us_per_visit": 8.0,
+    "identical": True,
 }
 FACTS = {"model_bytes": 16_900_000_000, "link_bytes_per_second": 55e9}
 
@@ -35,18 +46,39 @@ def test_what_must_hold_is_checked_line_by_line():
 
 
 def test_a_peer_is_compared_with_the_same_budget_and_length():
-    row = {"peer": "flextensor", "budget_bytes": 2_200_000_000, "seq": 256, "step_ms": 295.0, "link_bytes_per_second": 55e9}
+    row = {
+        "peer": "flextensor",
+        "budget_bytes": 2_200_000_000,
+        "seq": 256,
+        "step_ms": 295.0,
+        "link_bytes_per_second": 55e9,
+    }
     compared = stream.compared(row, [OWN], FACTS)
     assert compared["ideal_ms"] == pytest.approx(267.3, abs=0.1)
     assert compared["ratio_to_resident"] == pytest.approx(2.95)
 
 
 def test_tables_show_every_row_and_what_was_missed():
-    peer = {"peer": "flextensor", "budget_bytes": 2_200_000_000, "seq": 256, "step_ms": 295.0, "resident_ms": 100.0,
-            "ideal_ms": 265.0, "ratio_to_ideal": 1.11, "ratio_to_resident": 2.95, "ready_s": 35.9,
-            "peak_rss_bytes": 26_700_000_000, "vram_bytes": 2_300_000_000, "host_us_per_visit": None}
+    peer = {
+        "peer": "flextensor",
+        "budget_bytes": 2_200_000_000,
+        "seq": 256,
+        "step_ms": 295.0,
+        "resident_ms": 100.0,
+        "ideal_ms": 265.0,
+        "ratio_to_ideal": 1.11,
+        "ratio_to_resident": 2.95,
+        "ready_s": 35.9,
+        "peak_rss_bytes": 26_700_000_000,
+        "vram_bytes": 2_300_000_000,
+        "host_us_per_visit": None,
+    }
     result = FACTS | {
-        "device": "a GPU", "driver": "580", "commit": "abc", "versions": {"torch": "2.11.0"}, "rows": [OWN, peer],
+        "device": "a GPU",
+        "driver": "580",
+        "commit": "abc",
+        "versions": {"torch": "2.11.0"},
+        "rows": [OWN, peer],
         "skipped": [{"peer": "mmgp", "budget_bytes": 1, "seqs": [256], "why": "the time limit was reached"}],
         "must_hold": stream.must_hold([OWN | {"ready_s": 4.0}], FACTS["model_bytes"]),
     }

@@ -24,18 +24,34 @@ def test_budgets_that_cannot_be_read_are_named(text):
 
 
 SPEC = {"device": "host", "threads": 1, "budget_bytes": 250}
-PREPARED = {"name": "a model", "weights_bytes": 1000}
+PREPARED = {"name": "a model", "step": "token", "weights_bytes": 1000}
 RESIDENT = {"outputs": {"tokens": [1, 2], "logits": ["a", "b"]}, "seconds_per_step": 0.5}
 STREAMED = {
-    "outputs": {"tokens": [1, 2], "logits": ["a", "b"]}, "seconds_per_step": 0.75, "tokens": 2, "text": "hello",
-    "peak_weight_bytes": 250, "streamed_bytes_per_step": 900, "link_bytes_per_second": 1500.0, "attach_seconds": 0.1,
-    "device_name": "emulated", "versions": {},
+    "outputs": {"tokens": [1, 2], "logits": ["a", "b"]},
+    "seconds_per_step": 0.75,
+    "tokens": 2,
+    "text": "hello",
+    "peak_weight_bytes": 250,
+    "streamed_bytes_per_step": 900,
+    "link_bytes_per_second": 1500.0,
+    "attach_seconds": 0.1,
+    "device_name": "emulated",
+    "versions": {},
 }
 
 
 def test_the_result_has_what_the_readme_promises():
     outcome = demo.compare(SPEC, "25%w", PREPARED, RESIDENT, STREAMED)
-    for key in ("device", "model", "weights_bytes", "budget_bytes", "peak_weight_bytes", "identical", "tokens", "streamed_bytes_per_step"):
+    for key in (
+        "device",
+        "model",
+        "weights_bytes",
+        "budget_bytes",
+        "peak_weight_bytes",
+        "identical",
+        "tokens",
+        "streamed_bytes_per_step",
+    ):
         assert key in outcome
     assert outcome["identical"] is True
     assert outcome["seconds_per_step"]["floor"] == pytest.approx(0.6)

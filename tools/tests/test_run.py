@@ -12,7 +12,9 @@ def bundle(tmp_path, monkeypatch):
     for folder in ("bin", "wheel", "wheels"):
         (tmp_path / folder).mkdir()
     program = tmp_path / "bin" / "gpu-driver-cuda"
-    program.write_text('#!/bin/sh\necho "test result: ok. 2 passed; 0 failed; 0 ignored; finished in 0.1s"\nexit $CODE\n')
+    program.write_text(
+        '#!/bin/sh\necho "test result: ok. 2 passed; 0 failed; 0 ignored; finished in 0.1s"\nexit $CODE\n'
+    )
     manifest = {"commit": "abc", "binaries": [{"name": program.name, "tests": ["a", "b"]}], "python_tests": 3}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     monkeypatch.setattr(run, "HERE", tmp_path)
@@ -34,7 +36,13 @@ def test_all_that_is_listed_passed(bundle, monkeypatch, capfd):
     python_part(monkeypatch, 3, 0)
     assert run.gate(["--json"]) == 0
     assert last_json(capfd) | {"parts": 0} == {
-        "result": "green", "device": "a GPU", "commit": "abc", "passed": 5, "failed": 0, "missing": 0, "parts": 0,
+        "result": "green",
+        "device": "a GPU",
+        "commit": "abc",
+        "passed": 5,
+        "failed": 0,
+        "missing": 0,
+        "parts": 0,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import Attached, GIB, as_device, get_blocks, module_bytes, plain_mode, prepare
+from .common import GIB, Attached, as_device, get_blocks, module_bytes, plain_mode, prepare
 
 
 @plain_mode

@@ -6,7 +6,6 @@ import torch
 
 from .common import Attached, as_device, get_blocks, move_outside_blocks, plain_mode, plan, prepare, spread
 
-
 # baselines
 # --------------------------------------------------------------------------
 

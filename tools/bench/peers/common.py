@@ -146,9 +146,7 @@ def move_outside_blocks(model: nn.Module, device: torch.device, blocks_attr: str
                 module._buffers[name] = b.to(device)
 
 
-def split_blocks(
-    model: nn.Module, device: torch.device, n_resident: int, blocks_attr: str
-) -> tuple[str, list[int]]:
+def split_blocks(model: nn.Module, device: torch.device, n_resident: int, blocks_attr: str) -> tuple[str, list[int]]:
     """Emulate residency for a library that has none.
 
     The block list becomes a plain Python list (so ``for b in self.blocks`` still

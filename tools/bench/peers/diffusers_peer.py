@@ -44,8 +44,8 @@ def attach_diffusers(
     kept: list[int] = []
     if split and 0 < p["resident_blocks"] < p["blocks"]:
         _, kept = split_blocks(model, dev, p["resident_blocks"], blocks_attr)
-        blocks_for_anchor = "_streamed_blocks" if "." not in blocks_attr else (
-            blocks_attr.rpartition(".")[0] + "._streamed_blocks"
+        blocks_for_anchor = (
+            "_streamed_blocks" if "." not in blocks_attr else (blocks_attr.rpartition(".")[0] + "._streamed_blocks")
         )
     else:
         blocks_for_anchor = blocks_attr
@@ -80,9 +80,7 @@ def attach_diffusers_split(model, device, resident_bytes, *, blocks_attr="blocks
 
 @plain_mode
 def attach_diffusers_leaf(model, device, resident_bytes=None, *, blocks_attr="blocks", **kw):
-    return attach_diffusers(
-        model, device, resident_bytes, blocks_attr=blocks_attr, offload_type="leaf_level", **kw
-    )
+    return attach_diffusers(model, device, resident_bytes, blocks_attr=blocks_attr, offload_type="leaf_level", **kw)
 
 
 @plain_mode
@@ -109,7 +107,7 @@ def attach_diffusers_mm(model, device, resident_bytes=None, *, blocks_attr="bloc
     mm.register_component("transformer", model)  # the name makes it a "denoiser"
     mm.set_block_pin_count("transformer", p["resident_blocks"])
     mm.apply_offload_strategy(dev)
-    streamed = blocks[p["resident_blocks"]:]
+    streamed = blocks[p["resident_blocks"] :]
     if streamed and not any(hasattr(m, "_diffusers_hook") for m in streamed[-1].modules()):
         raise RuntimeError("diffusers-mm did not hook the streamed blocks (it only logs failures)")
     info = {**p, "budget": "native", "low_cpu_mem": low_cpu_mem}

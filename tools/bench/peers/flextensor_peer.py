@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .common import Attached, MIB, as_device, plain_mode, plan, prepare
-
+from .common import MIB, Attached, as_device, plain_mode, plan, prepare
 
 _ft_count = 0
 

@@ -6,12 +6,22 @@ import contextlib
 
 import torch
 
-from .common import Attached, MIB, as_device, plain_mode, plan, prepare
+from .common import MIB, Attached, as_device, plain_mode, plan, prepare
 
 
 @plain_mode
-def attach_mmgp(model, device, resident_bytes=None, *, blocks_attr="blocks", pinned=True,
-                async_transfers=True, compile=False, keep_default_device=False, repair_prefetch=False):
+def attach_mmgp(
+    model,
+    device,
+    resident_bytes=None,
+    *,
+    blocks_attr="blocks",
+    pinned=True,
+    async_transfers=True,
+    compile=False,
+    keep_default_device=False,
+    repair_prefetch=False,
+):
     """offload.all with a per-model budget in MB, pinned, unquantised.
 
     The budget is passed as a dict: 3.8.2 drops a plain number (its scalar branch

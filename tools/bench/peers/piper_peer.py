@@ -38,6 +38,7 @@ def _load_piper():
         return importlib.import_module("piper_offload")
 
     import __future__
+
     import ctypes.util
     import importlib.abc
 
@@ -67,7 +68,11 @@ def _load_piper():
 
         def source_to_code(self, data, path, *, _optimize=-1):
             return compile(
-                data, path, "exec", dont_inherit=True, optimize=_optimize,
+                data,
+                path,
+                "exec",
+                dont_inherit=True,
+                optimize=_optimize,
                 flags=__future__.annotations.compiler_flag,
             )
 
@@ -102,8 +107,17 @@ def _load_piper():
 
 
 @plain_mode
-def attach_piper(model, device, resident_bytes=None, *, blocks_attr="blocks", split=False, prefetch=2,
-                 block_mode="streaming", block_compile=None):
+def attach_piper(
+    model,
+    device,
+    resident_bytes=None,
+    *,
+    blocks_attr="blocks",
+    split=False,
+    prefetch=2,
+    block_mode="streaming",
+    block_compile=None,
+):
     """ModelOffloader streaming ``blocks_attr``.
 
     0.2.x: 1 resident block and ``slots - 1`` prefetch slots (more resident blocks
