@@ -182,7 +182,9 @@ class Binding:
         """The name of a tensor that is not where it was bound, or None: a comparison a tensor."""
         modules, names, pointers, _ = self._slots
         try:
-            same = list(map(_data_ptr, map(getitem, modules, names))) == pointers
+            # Twice as fast: nobody looks for a __torch_function__ in the parameters' class.
+            with torch._C.DisableTorchFunctionSubclass():
+                same = list(map(_data_ptr, map(getitem, modules, names))) == pointers
         except (KeyError, TypeError, RuntimeError):
             same = False
         if not same:
