@@ -48,7 +48,7 @@ def attach_naive(model, device, resident_bytes=None, *, blocks_attr="blocks", pi
                 t.data = t.data.to(dev, non_blocking=True)
 
         def post(_m, _a, _o, tensors=tensors, i=i):
-            for t, h in zip(tensors, host[i]):
+            for t, h in zip(tensors, host[i], strict=True):
                 t.data = t.data.cpu() if copy_back else h
 
         handles += [block.register_forward_pre_hook(pre), block.register_forward_hook(post)]

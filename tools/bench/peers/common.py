@@ -138,7 +138,7 @@ def spread(n: int, k: int) -> list[int]:
 def move_outside_blocks(model: nn.Module, device: torch.device, blocks_attr: str) -> None:
     inside = {id(t) for b in get_blocks(model, blocks_attr) for t in [*b.parameters(), *b.buffers()]}
     for module in model.modules():
-        for name, p in list(module._parameters.items()):
+        for p in list(module._parameters.values()):
             if p is not None and id(p) not in inside and p.device != device:
                 p.data = p.data.to(device)
         for name, b in list(module._buffers.items()):

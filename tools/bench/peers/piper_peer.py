@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import __future__
+import ctypes.util
 import importlib
+import importlib.abc
 import os
 import sys
 import types
@@ -36,11 +39,6 @@ def _load_piper():
         return sys.modules["piper_offload"]
     if sys.version_info >= (3, 14):
         return importlib.import_module("piper_offload")
-
-    import __future__
-
-    import ctypes.util
-    import importlib.abc
 
     base = _find_package_dir("piper_offload")
     if base is None:
