@@ -1,8 +1,8 @@
 """Adapters for piper-offload 0.2 (from its repository) and 0.9 (its package)."""
 
 from __future__ import annotations
-
 import __future__
+
 import ctypes.util
 import importlib
 import importlib.abc
