@@ -73,7 +73,7 @@ impl Venv {
         let lock =
             File::create(target.join("venv.lock")).context("cannot create the environment's lock file")?;
         lock.lock().context("cannot lock the environment")?;
-        if !works(&venv.python()) {
+        if !(works(&venv.python()) && venv.has_pip()) {
             venv.create()?;
         }
         for set in sets {
@@ -106,6 +106,11 @@ impl Venv {
         let mut command = self.command();
         command.args(["-m", "pip", "install", "--disable-pip-version-check"]);
         command
+    }
+
+    /// Whether its making was not interrupted half way.
+    fn has_pip(&self) -> bool {
+        process::capture(Command::new(self.python()).args(["-c", "import pip"])).is_ok()
     }
 
     fn create(&self) -> Result<()> {
