@@ -250,3 +250,27 @@ def test_towers_by_name() -> None:
             assert list(attachment.report()["towers"]) == names
             for _ in range(3):
                 assert same_bits(run(model, x), expected)
+
+
+@pytest.mark.parametrize("calls_the_old_one", [True, False])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("where", ["block", "part of a block", "root"])
+def test_forwards_that_are_replaced_after_attach(calls_the_old_one: bool, steps: int, where: str) -> None:
+    torch.manual_seed(0)
+    model = Towered([MlpBlock() for _ in range(5)])
+    x = inputs()
+    expected = run(model, x)
+    with attached(model, 0.5) as attachment:
+        for _ in range(steps):
+            assert same_bits(run(model, x), expected)
+        module = {"block": model.blocks[2], "part of a block": model.blocks[2].up, "root": model}[where]
+        old = module.forward
+        plain = type(module).forward.__get__(module)
+        module.forward = (lambda *args: old(*args)) if calls_the_old_one else (lambda *args: plain(*args))
+        for _ in range(3):
+            assert same_bits(run(model, x), expected)
+        assert attachment.stats()["copies"] > 0
+    assert same_bits(run(model, x), expected)
+    del module.forward
+    assert same_bits(run(model, x), expected)
+    assert "forward" not in vars(model.blocks[2]) and "forward" not in vars(model.blocks[1])

@@ -38,10 +38,12 @@ class SegmentedBlock:
 
     def wrap_block(self, name: str, inner: Forward) -> Forward:
         """The block's forward, within which anchors take turns."""
-        runtime, turns, unit = self._runtime, self._runtime.open, self._mark
+        runtime, turns, unit, retired = self._runtime, self._runtime.open, self._mark, self._runtime.retired
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if retired:
+                return inner(*args, **kwargs)
             if not turns or turns[0] != ROOT or runtime.thread != get_ident() or unit in turns:
                 if runtime.arrive(unit, name):
                     return inner(*args, **kwargs)
@@ -73,12 +75,12 @@ class SegmentedBlock:
     def wrap_anchor(self, unit: int, last_calls: int | None, name: str, inner: Forward) -> Forward:
         """The forward of a module in which the segment `unit` is read; `last_calls` if its exit ends the segment."""
         runtime, turns, mark = self._runtime, self._runtime.open, self._mark
-        enter, stream, calls = runtime.offloader.enter, runtime.stream, self._calls
+        enter, stream, calls, retired = runtime.offloader.enter, runtime.stream, self._calls, runtime.retired
         alone = wrap_unit(runtime, unit, name, inner)
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if mark not in turns or runtime.thread != get_ident():
+            if retired or mark not in turns or runtime.thread != get_ident():
                 return alone(*args, **kwargs)
             if self._open != unit:
                 if self._depth:

@@ -78,7 +78,7 @@ class Attachment:
             runtime.recover()
         runtime.target.synchronize()
         self._last = (self.stats(), self.report())
-        self._detached = True
+        self._detached = runtime.detached = True
         self._steps.restore()
         self._overrides.restore()
         try:

@@ -7,6 +7,8 @@ takes another path then shows in the order of its calls.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, repeat
+from operator import getitem
 from typing import Any
 
 from torch import nn
@@ -16,43 +18,41 @@ _ADAPTER_STATE = ("_active_adapter", "_disable_adapters", "merged_adapters", "sc
 
 
 class Evidence:
-    """A fingerprint of a model's behaviour-changing state."""
+    """A fingerprint of a model's behaviour-changing state, kept in columns so that comparing one is a pass in C."""
 
     def __init__(self, model: nn.Module, ignoring_forward_of: Iterable[nn.Module] = ()) -> None:
         """Takes it; the forwards of modules that one wraps oneself may be left out."""
         ignored = {id(module) for module in ignoring_forward_of}
-        self._modules: list[tuple[dict[str, Any], dict[str, Any], list[nn.Module | None], Any, bool]] = []
-        self._classes: dict[type, Any] = {}
-        self._types: list[tuple[nn.Module, type]] = []
-        self._adapters: list[tuple[dict[str, Any], tuple]] = []
-        for module in model.modules():
-            state = module.__dict__
-            forward = _SKIP if id(module) in ignored else state.get("forward")
-            children = state["_modules"]
-            self._modules.append((state, children, list(children.values()), forward, module.training))
-            self._types.append((module, type(module)))
-            self._classes[type(module)] = type(module).forward
-            if any(name in state for name in _ADAPTER_STATE):
-                self._adapters.append((state, _adapter_state(state)))
+        self._modules = list(model.modules())
+        self._types = list(map(type, self._modules))
+        self._states = [module.__dict__ for module in self._modules]
+        self._training = [state["training"] for state in self._states]
+        self._watched = [module.__dict__ for module in self._modules if id(module) not in ignored]
+        self._forwards = [state.get("forward") for state in self._watched]
+        self._dicts = [state["_modules"] for state in self._states]
+        self._leaves = [children for children in self._dicts if not children]
+        self._parents = [children for children in self._dicts if children]
+        self._lengths = list(map(len, self._parents))
+        self._children = list(chain.from_iterable(map(dict.values, self._parents)))
+        self._classes = {kind: kind.forward for kind in self._types}
+        self._adapters = [
+            (state, _adapter_state(state)) for state in self._states if any(name in state for name in _ADAPTER_STATE)
+        ]
 
     def holds(self) -> bool:
-        """Whether nothing of it has changed. About a third of a microsecond a module."""
-        for state, children, kept, forward, training in self._modules:
-            # Lists of modules compare by identity first, so equality costs a pointer comparison a child.
-            if state["_modules"] is not children or list(children.values()) != kept:
-                return False
-            if state["training"] is not training:
-                return False
-            if forward is not _SKIP and state.get("forward") is not forward:
-                return False
+        """Whether nothing of it has changed. About an eighth of a microsecond a module."""
+        # Lists compare their elements by identity first: equality of modules, types and functions is that.
         return (
-            all(type(module) is kind for module, kind in self._types)
+            list(map(type, self._modules)) == self._types
+            and list(map(dict.get, self._watched, repeat("forward"))) == self._forwards
+            and list(map(getitem, self._states, repeat("training"))) == self._training
+            and list(map(getitem, self._states, repeat("_modules"))) == self._dicts
+            and not any(self._leaves)
+            and list(map(len, self._parents)) == self._lengths
+            and list(chain.from_iterable(map(dict.values, self._parents))) == self._children
             and all(kind.forward is forward for kind, forward in self._classes.items())
             and all(_adapter_state(state) == kept for state, kept in self._adapters)
         )
-
-
-_SKIP = object()
 
 
 def _adapter_state(state: dict[str, Any]) -> tuple:

@@ -18,23 +18,25 @@ class Overrides:
     """What was put on which module, in order, with what stood there before."""
 
     def __init__(self) -> None:
-        self._saved: list[tuple[nn.Module, str, Any]] = []
+        self._saved: list[tuple[nn.Module, str, Any, Any]] = []
 
     def set(self, module: nn.Module, name: str, value: Any) -> None:
         """Makes `module.name` be `value`."""
         attributes = module.__dict__
-        self._saved.append((module, name, attributes.get(name, _ABSENT)))
+        self._saved.append((module, name, attributes.get(name, _ABSENT), value))
         attributes[name] = value
 
-    def modules(self) -> list[nn.Module]:
-        """The modules that something was put on."""
-        return [module for module, _, _ in self._saved]
+    def changed(self) -> bool:
+        """Whether somebody has put something else in the place of what was put."""
+        return any(module.__dict__.get(name) is not value for module, name, _, value in self._saved)
 
     def restore(self) -> None:
-        """Puts everything back as it was, last first. Twice is the same as once."""
+        """Puts everything back as it was, last first, except what somebody else has put there since."""
         while self._saved:
-            module, name, before = self._saved.pop()
+            module, name, before, value = self._saved.pop()
+            if module.__dict__.get(name) is not value:
+                continue
             if before is _ABSENT:
-                module.__dict__.pop(name, None)
+                del module.__dict__[name]
             else:
                 module.__dict__[name] = before

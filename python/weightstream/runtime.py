@@ -36,6 +36,10 @@ class Runtime:
         self.stream: Callable[[], int] = target.stream_getter()
         self.open: list[int] = []
         """Units that are entered, oldest first, and below zero marks: `ROOT`, segmented blocks. Empty between calls."""
+        self.retired: list[bool] = []
+        """What wrapped forwards look at to know that they are no longer in force; true once they are not."""
+        self.detached = False
+        """Whether the model was given back; a root's wrapped forward that somebody kept then passes its calls through."""
         self.thread = 0
         """The thread that opened them."""
         self.held: dict[int, int] = {}
@@ -49,6 +53,11 @@ class Runtime:
         """Makes a wrapped forward known by its code, and keeps it out of compiled code."""
         self._wrappers.add(forward.__code__)
         return uncompiled(forward)
+
+    def retire_wrappers(self) -> None:
+        """Makes every wrapped forward there is pass its calls through: others take their place, or none."""
+        self.retired.append(True)
+        self.retired = []
 
     def presence_of(self, tensor: int) -> Callable[[], bool]:
         """A function that says whether the owned tensor's bytes are on the device now."""

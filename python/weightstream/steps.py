@@ -55,7 +55,7 @@ class ModelSteps:
         self._binding = binding
         self._runtime = runtime
         self._blocks = streaming_blocks(ownership)
-        self._inner: dict[int, Forward] = {block.index: block.module.forward for block in self._blocks}
+        self._inner: dict[int, Forward] = {}
         self._overrides = Overrides()
         self._evidence: Evidence | None = None
         self._recorder: Recorder | None = None
@@ -63,7 +63,8 @@ class ModelSteps:
         self._wrap_whole()
 
     def restore(self) -> None:
-        """Takes the wrapped forwards off."""
+        """Takes the wrapped forwards off. Those that somebody has wrapped in turn stay there and do nothing."""
+        self._runtime.retire_wrappers()
         self._overrides.restore()
 
     def before(self) -> None:
@@ -73,7 +74,7 @@ class ModelSteps:
             raise StateError(
                 f"{moved} is not where attach put it: something replaced or moved it; detach() before changing weights"
             )
-        if self._evidence is not None and not self._evidence.holds():
+        if not self._evidence.holds() if self._evidence is not None else self._overrides.changed():
             self._evidence = None
             self.restore()
             self._runtime.offloader.segment({}, None, False)
@@ -143,11 +144,12 @@ class ModelSteps:
                 segments[block.index] = join(parts, units[start : start + len(parts)])
                 first[block.index] = units[start]
             self._wrap_segments(segments, first)
-        self._evidence = Evidence(self._model, ignoring_forward_of=[self._model, *self._overrides.modules()])
+        self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
 
     def _wrap_whole(self) -> None:
         """Makes each block one unit, numbered as the blocks are."""
         self.segments = {}
+        self._inner = {block.index: block.module.forward for block in self._blocks}
         for unit, block in enumerate(self._blocks):
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
             forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index])
@@ -155,7 +157,7 @@ class ModelSteps:
 
     def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
         """Makes each block's segments its units, numbered block by block."""
-        self._overrides.restore()
+        self.restore()
         names = {id(module): name for name, module in self._model.named_modules()}
         for block in self._blocks:
             parts, unit, inner = segments[block.index], first[block.index], self._inner[block.index]

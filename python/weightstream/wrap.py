@@ -42,9 +42,12 @@ _grad_enabled = torch.is_grad_enabled
 def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward) -> Forward:
     """The forward `inner` as one turn of `unit`."""
     enter, leave, stream, turns = runtime.offloader.enter, runtime.offloader.leave, runtime.stream, runtime.open
+    retired = runtime.retired
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if retired:
+            return inner(*args, **kwargs)
         if not turns or turns[0] != ROOT or runtime.thread != get_ident() or unit in turns:
             if runtime.arrive(unit, name):
                 return inner(*args, **kwargs)
@@ -78,6 +81,8 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if runtime.detached:
+            return inner(*args, **kwargs)
         if runtime.arrive(unit, name):
             return inner(*args, **kwargs)
         steps.before()
