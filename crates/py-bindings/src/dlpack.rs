@@ -40,7 +40,7 @@ impl Device {
     /// The memory of a driver's device.
     const fn new(kind: DeviceKind, ordinal: u32) -> Self {
         match kind {
-            DeviceKind::Cuda => Self { kind: 2, ordinal: ordinal as i32 },
+            DeviceKind::Cuda => Self { kind: 2, ordinal: ordinal.cast_signed() },
             DeviceKind::Host => Self::HOST,
         }
     }
@@ -128,7 +128,7 @@ unsafe fn capsule(
         },
         context: std::ptr::null_mut(),
         deleter: Some(free),
-        length: [size.0 as i64],
+        length: [size.0.cast_signed()],
         keep: Some(keep),
     }));
     // SAFETY: `managed` came from the line above and nobody else has it yet.

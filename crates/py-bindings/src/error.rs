@@ -46,9 +46,11 @@ impl From<Error> for Failure {
         let class = match &error {
             Error::Budget { .. } | Error::Plan(PlanError::BudgetTooSmall { .. }) => Class::Budget,
             Error::Plan(PlanError::ModelTooLarge { .. }) => Class::Model,
-            Error::Plan(PlanError::BadGranule { .. }) => Class::Device,
             Error::Engine(engine) => of_engine(engine),
-            Error::Host(_) | Error::Memory(_) | Error::Driver(_) => Class::Device,
+            Error::Plan(PlanError::BadGranule { .. })
+            | Error::Host(_)
+            | Error::Memory(_)
+            | Error::Driver(_) => Class::Device,
             _ => Class::Internal,
         };
         Self { class, text: error.to_string() }
