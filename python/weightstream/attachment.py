@@ -142,4 +142,3 @@ class Attachment:
     def __repr__(self) -> str:
         state = "detached" if self._detached else f"attached to {self._facts['device']}"
         return f"<Attachment of {type(self._model).__name__}, {state}>"
-
