@@ -3,6 +3,7 @@
 use gpu_driver::Bytes;
 
 use super::conflicts::conflicts;
+use super::estimate::Pattern;
 use super::ground::{Ground, Sequence};
 use super::ring::{Placement, Turns};
 use super::search::{Candidate, Pace, Search, fits};
@@ -35,7 +36,8 @@ pub(super) fn build(layout: &Layout, units: &Units, request: &PlanRequest) -> Re
     let pace = pace(layout, units, request);
     let (ground, candidate, sequence) = choose(ground, layout, units, &pace, pages)?;
     let placement = Placement::new(&ground, &candidate.heads, candidate.ring, candidate.turns);
-    let (reach, blocked) = candidate.pattern.reach();
+    let look_ahead = request.look_ahead.unwrap_or(u32::MAX);
+    let (reach, blocked) = Pattern::new(&ground, &placement, &units.order, look_ahead).reach();
     let possible = reach.saturating_sub(1);
     let mut notes = Vec::new();
     if let Some(visit) = blocked {
@@ -50,8 +52,7 @@ pub(super) fn build(layout: &Layout, units: &Units, request: &PlanRequest) -> Re
     if let Some(asked) = request.look_ahead.filter(|&asked| asked > possible) {
         notes.push(PlanNote::LookAheadReduced { asked, possible });
     }
-    let look_ahead = request.look_ahead.unwrap_or(u32::MAX).min(reach.max(1));
-    Ok(finish(&ground, units, &placement, look_ahead, notes))
+    Ok(finish(&ground, units, &placement, look_ahead.min(reach.max(1)), notes))
 }
 
 pub(super) fn check_request(units: &Units, request: &PlanRequest) -> Result<(), PlanError> {

@@ -12,7 +12,7 @@ use crate::model::UnitId;
 use crate::simulate::COPY_LATENCY;
 
 /// A visit's copy, in a step that repeats.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Copy {
     /// Bytes copied; zero if the unit is resident or still present.
     bytes: u64,
@@ -25,7 +25,7 @@ struct Copy {
 }
 
 /// What a step copies, and what each copy waits for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Pattern {
     copies: Vec<Copy>,
 }
@@ -76,9 +76,10 @@ impl Pattern {
         pattern
     }
 
-    /// The same for an order that visits each unit once, in the sequence, without placing anything: positions in the ring
+    /// The same for an order that visits every unit once, in the sequence, without placing anything: positions in the ring
     /// count on from turn to turn, and a copy waits for the latest unit that starts less than a ring's size before its
-    /// end. `None` if the order is another, or so little streams that units stay present from one step to the next.
+    /// end. Where the last turn is short, a copy may seem to wait for a later unit than it must; a copy before it waits for
+    /// that one in truth. `None` if the order is another, or so little streams that units stay present between steps.
     pub(super) fn in_sequence(
         ground: &Ground,
         heads: &[u32],
@@ -88,7 +89,7 @@ impl Pattern {
     ) -> Option<Self> {
         let (ring, turns) = turning;
         let count = ground.line_granules() - heads.iter().sum::<u32>();
-        if !ground.sequence.starts_with(order) || count < 2 * ring {
+        if ground.sequence != order || count < 4 * ring {
             return None;
         }
         let granule = ground.granule;
@@ -110,9 +111,7 @@ impl Pattern {
             let start = position(usize::from(last_granule != Some(touched.start)), bytes.start % granule)?;
             let end = position(touched.len() - 1, (bytes.end - 1) % granule)? + 1;
             last_granule = Some(touched.end - 1);
-            if visit < order.len() {
-                copied.push((visit, start..end));
-            }
+            copied.push((visit, start..end));
         }
         let around = (pages.turn() + 1) * size;
         let mut copies = vec![Copy::default(); order.len()];

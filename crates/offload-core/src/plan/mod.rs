@@ -20,6 +20,8 @@ mod ring;
 mod search;
 mod segments;
 mod spread;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 

@@ -26,7 +26,6 @@ pub(super) struct Candidate {
     pub(super) heads: Vec<u32>,
     pub(super) ring: u32,
     pub(super) turns: Turns,
-    pub(super) pattern: Pattern,
     pub(super) seconds: f64,
 }
 
@@ -188,7 +187,7 @@ impl<'a> Search<'a> {
             });
         let time = |compute: &Vec<f64>| pattern.step_seconds(compute, self.pace.link_bytes_per_second);
         let seconds = self.pace.cases.iter().map(time).sum::<f64>() / self.pace.cases.len() as f64;
-        Some(Candidate { heads, ring, turns: style.turns, pattern, seconds })
+        Some(Candidate { heads, ring, turns: style.turns, seconds })
     }
 
     /// The smallest ring in which every unit fits beside what the others must then keep.
