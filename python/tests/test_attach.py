@@ -304,3 +304,55 @@ def test_a_compiled_model_runs_the_engine_outside_its_graphs(compiled_before: bo
             assert same_bits(run(compiled, x), expected)
         assert attachment.stats()["steps"] == 4 and attachment.stats()["copies"] > 0
         assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_without_a_budget_a_share_of_what_is_free_is_taken() -> None:
+    model = mlp()
+    with weightstream.attach(model, device=weightstream.HostDevice(bytes="2MiB", granularity=4096)) as attachment:
+        run(model, inputs())
+        assert attachment.report()["engine"]["page_limit_bytes"] == int(0.6 * (2 << 20))
+    with weightstream.attach(model, device="host") as attachment:
+        run(model, inputs())
+        assert attachment.report()["streamed_bytes_per_step"] == 0
+
+
+def test_blocks_are_not_cut_while_something_is_held() -> None:
+    model = mlp()
+    x = inputs()
+    expected = run(model, x)
+    with attached(model, 2.0) as attachment:
+        with attachment.resident(model.blocks[5].up):
+            assert same_bits(run(model, x), expected)
+            assert attachment.report()["segments"] == {}
+        assert same_bits(run(model, x), expected)
+        assert set(attachment.report()["segments"].values()) == {2}
+
+
+def test_a_changed_model_waits_for_the_end_of_a_hold() -> None:
+    model = mlp()
+    x = inputs()
+    expected = run(model, x)
+    with attached(model, 0.6) as attachment:
+        run(model, x)
+        model.blocks[1].up.train()
+        with attachment.resident(model.blocks[5].up), pytest.raises(weightstream.StateError, match="held"):
+            run(model, x)
+        for _ in range(3):
+            assert same_bits(run(model, x), expected)
+
+
+def test_an_interrupt_while_units_change_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = transformer()
+    x = inputs()
+    expected = run(model, x)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with attached(model, 0.5):
+        monkeypatch.setattr("weightstream.steps.ModelSteps._wrap_segments", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, x)
+        monkeypatch.undo()
+        for _ in range(3):
+            assert same_bits(run(model, x), expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import pickle
 
@@ -65,7 +66,7 @@ def test_an_emulator_smaller_than_the_budget() -> None:
     ("device", "match"),
     [
         ("tpu", "no device for weights"), (3, "no device for weights"), ("cuda:x", "cuda"),
-        (host(order="never"), "copy order"), (host(granularity=100), "granularity"), (host(bandwidth=0), "bandwidth"),
+        (host(order="never"), "copy order"), (host(granularity=100), "granularity"), (host(bandwidth=0), "bandwidth"), (host(granularity=-4096), "cannot be a device"), (host(seed=0.5), "cannot be a device"),
     ],
 )  # fmt: skip
 def test_devices_that_are_none(device: object, match: str) -> None:
@@ -253,3 +254,50 @@ def test_a_write_to_a_managed_parameter_in_forward() -> None:
         with pytest.raises(ForwardError, match=r"blocks\.0\.weight"):
             run(model, inputs())
     assert_same_state(model, before)
+
+
+@pytest.mark.parametrize("place", ["source", "start", "bind", "wrap"])
+def test_a_failure_half_way_leaves_the_model_plain(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("weightstream.attach")
+    model = mlp()
+    x = inputs()
+    expected = run(model, x)
+    before = snapshot(model)
+    parameters = {name: (id(p), type(p), p.requires_grad) for name, p in model.named_parameters()}
+    attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+
+    class Failing:
+        """The native plan, which fails in one of its calls."""
+
+        def __init__(self, plan: object) -> None:
+            self.plan, self.calls = plan, 0
+
+        def source(self, tensors: list) -> list:
+            self.calls += 1
+            if place == "source" and self.calls == 3:
+                raise DeviceError("source")
+            return self.plan.source(tensors)
+
+        def start(self) -> object:
+            if place == "start":
+                raise DeviceError("start")
+            return self.plan.start()
+
+    def fail(*_: object) -> None:
+        raise DeviceError(place)
+
+    plan = module._plan
+    monkeypatch.setattr(module, "_plan", lambda *arguments: Failing(plan(*arguments)))
+    if place == "bind":
+        monkeypatch.setattr("weightstream.binding.managed_class", fail)
+    if place == "wrap":
+        monkeypatch.setattr(module, "refuse_changes", fail)
+    with pytest.raises(DeviceError, match=place):
+        weightstream.attach(model, device=host(), budget="500KiB")
+    monkeypatch.undo()
+    assert {name: (id(p), type(p), p.requires_grad) for name, p in model.named_parameters()} == parameters
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+    assert_same_state(model, before)
+    assert same_bits(run(model, x), expected)
+    with attached(model):
+        assert same_bits(run(model, x), expected)

@@ -27,6 +27,9 @@ from .wrap import wrap_root
 
 __all__ = ["attach"]
 
+_MOST_UNITS = (1 << 32) - 1
+"""More than any model has; what is asked for beyond it means the same."""
+
 
 def attach(
     model: nn.Module,
@@ -61,30 +64,27 @@ def attach(
     in_place = binding.hand_over(plan)
     runtime = Runtime(plan.start(), target)
     overrides = Overrides()
+    steps: ModelSteps | None = None
     try:
         binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
         forms.forget()
-        attachment = _wrap(model, ownership, binding, runtime, overrides)
+        keep_package_uncompiled()
+        root = model.forward
+        steps = ModelSteps(model, ownership, binding, runtime)
+        if id(model) not in {id(block.module) for block in streaming_blocks(ownership)}:
+            overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
+        refuse_changes(model, binding, overrides)
     except BaseException:
+        runtime.detached = True
+        if steps is not None:
+            steps.restore()
         overrides.restore()
         binding.unbind()
         runtime.offloader.close()
         raise
     survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
-    attachment._facts.update(_facts(target, ownership, survivors, in_place))
-    return attachment
-
-
-def _wrap(
-    model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime, overrides: Overrides
-) -> Attachment:
-    keep_package_uncompiled()
-    root = model.forward
-    steps = ModelSteps(model, ownership, binding, runtime)
-    attachment = Attachment(model, ownership, binding, runtime, steps, overrides, {"notes": []})
-    if id(model) not in {id(block.module) for block in streaming_blocks(ownership)}:
-        overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
-    refuse_changes(model, binding, overrides)
+    facts = _facts(target, ownership, survivors, in_place)
+    attachment = Attachment(model, ownership, binding, runtime, steps, overrides, facts)
     for module in model.modules():
         overrides.set(module, MARK, attachment)
     return attachment
@@ -144,4 +144,4 @@ def _count(look_ahead: Any) -> int:
         count = -1
     if count < 0 or isinstance(look_ahead, bool):
         raise BudgetError(f"look_ahead is {look_ahead!r}; give a number of units from 0 up, or None")
-    return count
+    return min(count, _MOST_UNITS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .binding import Binding
-from .errors import ModelError, StateError
+from .errors import ModelError, StateError, WeightstreamError
 from .overrides import Overrides
 from .ownership import Ownership
 from .runtime import Runtime
@@ -77,7 +77,8 @@ class Attachment:
                 raise StateError("detach was called while the model is running; let its forward end first")
             runtime.recover()
         runtime.target.synchronize()
-        self._last = (self.stats(), self.report())
+        with suppress(WeightstreamError):  # a device that fails must not keep the model
+            self._last = (self.stats(), self.report())
         self._detached = runtime.detached = True
         self._steps.restore()
         self._overrides.restore()

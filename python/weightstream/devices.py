@@ -40,7 +40,10 @@ class HostDevice:
         if self.order not in _ORDERS:
             raise DeviceError(f"the copy order {self.order!r} is none of {', '.join(_ORDERS)}")
         size = _half_of_ram() if self.bytes is None else _native.parse_bytes(self.bytes)
-        return _native.Device.host(size, self.granularity, self.bandwidth, self.order, self.seed)
+        try:
+            return _native.Device.host(size, self.granularity, self.bandwidth, self.order, self.seed)
+        except (TypeError, OverflowError) as error:
+            raise DeviceError(f"{self} cannot be a device: {error}") from None
 
 
 DeviceArgument = Union[str, torch.device, HostDevice]

@@ -60,6 +60,8 @@ class ModelSteps:
         self._evidence: Evidence | None = None
         self._recorder: Recorder | None = None
         self._borrowed: list[Hold] = []
+        self._settled = False
+        """Whether the wrapped forwards are those of the engine's units: not while either changes, nor if that was cut short."""
         self._wrap_whole()
 
     def restore(self) -> None:
@@ -74,10 +76,15 @@ class ModelSteps:
             raise StateError(
                 f"{moved} is not where attach put it: something replaced or moved it; detach() before changing weights"
             )
-        if not self._evidence.holds() if self._evidence is not None else self._overrides.changed():
+        if self._evidence is not None:
+            believed = self._evidence.holds()
+        else:
+            believed = not self._overrides.changed()
+        if not (believed and self._settled):
+            self._settled = False
+            self._runtime.offloader.segment({}, None, False)
             self._evidence = None
             self.restore()
-            self._runtime.offloader.segment({}, None, False)
             self._wrap_whole()
 
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,7 +103,8 @@ class ModelSteps:
         if self._recorder is None:
             return
         trace, self._recorder = self._recorder.trace(), None
-        if trace.complete:
+        # While something is held, units cannot change: the next step is watched again.
+        if trace.complete and not self._runtime.held:
             self._cut(trace)
 
     def _cut(self, trace: Trace) -> None:
@@ -134,10 +142,12 @@ class ModelSteps:
                 unit = first[block_index] + (segment if len(segments[block_index]) > 1 else 0)
                 if not order or order[-1] != unit or segment == 0:
                     order.append(unit)
+        self._settled = False
         try:
             units = self._runtime.offloader.segment(cuts, order, self.everywhere)
         except WeightstreamError as error:
             self._note(f"blocks stay whole: {error}")
+            self._settled = True
         else:
             for block in self._blocks:
                 start, parts = first[block.index], segments[block.index]
@@ -154,6 +164,7 @@ class ModelSteps:
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
             forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index])
             self._overrides.set(block.module, "forward", forward)
+        self._settled = True
 
     def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
         """Makes each block's segments its units, numbered block by block."""
@@ -177,6 +188,7 @@ class ModelSteps:
                     name = names.get(id(anchor), block.name)
                     forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward)
                     self._overrides.set(anchor, "forward", forward)
+        self._settled = True
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
