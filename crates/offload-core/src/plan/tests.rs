@@ -99,7 +99,7 @@ fn the_planner_expects_what_the_schedule_does() {
 #[test]
 fn timing_without_placing_is_the_same() {
     let mut draw = Draw(0x9E37_79B9_7F4A_7C15);
-    let mut compared = 0;
+    let (mut compared, mut unlike) = (0, 0);
     for _ in 0..8_000 {
         let layout = layout(&mut draw);
         let units = Units::whole_blocks(&layout);
@@ -123,9 +123,18 @@ fn timing_without_placing_is_the_same() {
             let compute: Vec<f64> =
                 order.iter().map(|_| (draw.below(100) * intensity) as f64 * 1e-8).collect();
             let (fast, slow) = (fast.step_seconds(&compute, 2e9), slow.step_seconds(&compute, 2e9));
-            assert!((fast - slow).abs() <= 1e-9 * slow, "{fast}, {slow}: {ring} pages, {turns:?}, {heads:?}");
+            // Never better than in truth. Worse only by copies that fit where a tower's last granule is not full: such
+            // a unit waits for nobody, or is still there.
+            let copy = COPY_LATENCY + ground.granule as f64 / 2e9;
+            let off = fast - slow;
+            assert!(
+                (-1e-12..2.0 * copy).contains(&off),
+                "{fast}, {slow}: {ring} pages, {turns:?}, {heads:?}"
+            );
+            unlike += u32::from(off > 1e-9 * slow);
         }
         compared += 1;
     }
     assert!(compared >= 200, "only {compared} placements were compared");
+    assert!(unlike * 100 <= compared * 4, "{unlike} of {compared} times four were unlike");
 }
