@@ -332,7 +332,7 @@ def test_a_changed_model_waits_for_the_end_of_a_hold() -> None:
     model = mlp()
     x = inputs()
     expected = run(model, x)
-    with attached(model, 0.6) as attachment:
+    with attached(model, 0.3) as attachment:
         run(model, x)
         model.blocks[1].up.train()
         with attachment.resident(model.blocks[5].up), pytest.raises(weightstream.StateError, match="held"):
