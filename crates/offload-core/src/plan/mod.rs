@@ -7,7 +7,7 @@
 //!
 //! Each unit keeps the granules at its start (its resident head) and streams the rest in one contiguous copy.
 //! Streamed granules are numbered in execution order and share the ring's pages in turn, so that a unit's place in the
-//! ring is a cyclic interval of bytes. Two units whose intervals overlap are never present together.
+//! ring is a cyclic interval of bytes (where turns are short of the ring's end, the interval skips its last pages). Two units whose intervals overlap are never present together.
 #![forbid(unsafe_code)]
 
 mod build;
