@@ -103,6 +103,11 @@ impl Device {
         Ok(())
     }
 
+    /// Whether `stream` is the compute stream already.
+    pub(super) fn computes_on(&self, stream: StreamHandle) -> bool {
+        self.compute == Some(stream)
+    }
+
     /// A mistake made on purpose: the next compute stream waits for nothing.
     #[cfg(test)]
     pub(super) fn forget_stream(&mut self) {

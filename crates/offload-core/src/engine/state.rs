@@ -125,7 +125,8 @@ impl State {
             self.prepare(stream)?;
         } else if self.failed {
             return Err(EngineError::StepFailed);
-        } else {
+        } else if !self.device.computes_on(stream) {
+            // A capture takes a stream of its own, so that one that was checked need not be asked again at each visit.
             self.check_capture(stream)?;
         }
         self.commands.clear();
