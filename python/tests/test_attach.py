@@ -226,12 +226,15 @@ def test_attach_again_after_detach() -> None:
 
 def test_an_attached_model_that_is_dropped_is_collected() -> None:
     model = mlp()
-    weightstream.attach(model, device=host("lazy"), budget=weight_bytes(model) // 2)
+    attachment = weightstream.attach(model, device=host("lazy"), budget=weight_bytes(model) // 2)
     run(model, inputs())
+    offloader = attachment._runtime.offloader
     gone = weakref.ref(model)
-    del model
+    del model, attachment
     gc.collect()
     assert gone() is None
+    with pytest.raises(weightstream.StateError):
+        offloader.stats()
 
 
 def test_a_call_of_a_block_without_the_root_works() -> None:

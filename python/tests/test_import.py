@@ -89,3 +89,26 @@ def test_without_assertions_it_works_the_same() -> None:
     if not torch.equal(model(x), expected):
         raise SystemExit(2)
     """, "-O")
+
+
+def test_a_forked_child_ends_and_lets_the_model_go() -> None:
+    python(MODEL + """
+    import gc, os, signal
+    with torch.inference_mode():
+        model(x)
+    children = []
+    for drops in (False, True):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            if drops:
+                del model, attachment
+                gc.collect()
+            raise SystemExit(0)
+        children.append(child)
+    for child in children:
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise SystemExit(1)
+    with torch.inference_mode():
+        assert torch.equal(model(x), expected)
+    """)

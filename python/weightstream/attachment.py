@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -46,6 +47,9 @@ class Attachment:
         self._overrides = overrides
         self._facts = facts
         self._detached = False
+        # A model that is dropped while copies are under way would leak its device memory. At exit nothing is worth a wait.
+        self._finalizer = weakref.finalize(model, runtime.close)
+        self._finalizer.atexit = False
         self._last: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
 
     @property
@@ -80,6 +84,7 @@ class Attachment:
         with suppress(WeightstreamError):  # a device that fails must not keep the model
             self._last = (self.stats(), self.report())
         self._detached = runtime.detached = True
+        self._finalizer.detach()
         self._steps.restore()
         self._overrides.restore()
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -111,15 +112,19 @@ class Runtime:
 
     def abandon(self, unit: int) -> None:
         """Leaves a unit after an error, which is what the caller sees: a second error is not raised over it."""
-        try:
+        with suppress(WeightstreamError):  # it was not entered: the error came from there
             self.offloader.leave(unit, self.stream())
-        except WeightstreamError:
-            pass  # it was not entered: the error came from there
 
     def recover(self) -> None:
         """Gives up what an error or a lost exit left open: the next turn first waits for all work, then starts over."""
         self.open.clear()
         self.offloader.abandon_step()
+
+    def close(self) -> None:
+        """Closes the engine of a model that is gone, if this is the process it runs in."""
+        if os.getpid() == self._pid:
+            with suppress(WeightstreamError):
+                self.offloader.close()
 
     def inside(self) -> bool:
         """Whether the calling thread is in a forward of this model."""

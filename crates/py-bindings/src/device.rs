@@ -2,18 +2,39 @@
 
 use std::sync::Arc;
 
-use gpu_driver::{Bytes, CopyOrder, CudaDriver, DeviceKind, DeviceOrdinal, Driver, HostDriver, HostOptions};
+use gpu_driver::{
+    Bytes, CopyOrder, CudaDriver, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, HostDriver, HostOptions,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 use weightstream::Budget;
 
 use crate::error::{Class, Failure, guarded};
+use crate::process::OfProcess;
 
 /// A device's driver, opened.
 #[pyclass(frozen, module = "weightstream._native")]
 #[derive(Debug)]
 pub(crate) struct Device {
-    pub(crate) driver: Arc<dyn Driver>,
+    driver: OfProcess<Arc<dyn Driver>>,
+    info: DeviceInfo,
+}
+
+impl Device {
+    fn new(driver: Arc<dyn Driver>) -> Self {
+        let info = driver.device_info().clone();
+        Self { driver: OfProcess::new(driver), info }
+    }
+
+    /// The driver, to be shared with a model.
+    pub(crate) fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
+        self.driver.get().cloned().ok_or_else(|| Failure::new(Class::Internal, "a device without its driver"))
+    }
+
+    /// What the device is.
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
 }
 
 #[pymethods]
@@ -21,7 +42,7 @@ impl Device {
     #[staticmethod]
     fn cuda(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
         let driver = py.detach(|| guarded(|| Ok(CudaDriver::open(DeviceOrdinal(ordinal))?)))?;
-        Ok(Self { driver: Arc::new(driver) })
+        Ok(Self::new(Arc::new(driver)))
     }
 
     #[staticmethod]
@@ -40,12 +61,12 @@ impl Device {
             .bandwidth(bandwidth)
             .order(order)
             .seed(seed);
-        Ok(guarded(|| Ok(Self { driver: Arc::new(HostDriver::new(options)?) }))?)
+        Ok(guarded(|| Ok(Self::new(Arc::new(HostDriver::new(options)?))))?)
     }
 
     #[getter]
     fn kind(&self) -> &'static str {
-        match self.driver.device_info().kind {
+        match self.info.kind {
             DeviceKind::Cuda => "cuda",
             DeviceKind::Host => "host",
         }
@@ -53,26 +74,26 @@ impl Device {
 
     #[getter]
     fn ordinal(&self) -> u32 {
-        self.driver.device_info().ordinal.0
+        self.info.ordinal.0
     }
 
     #[getter]
     fn name(&self) -> &str {
-        &self.driver.device_info().name
+        &self.info.name
     }
 
     #[getter]
     fn total_memory(&self) -> u64 {
-        self.driver.device_info().total_memory.0
+        self.info.total_memory.0
     }
 
     #[getter]
     fn granularity(&self) -> u64 {
-        self.driver.device_info().granularity.0
+        self.info.granularity.0
     }
 
     fn free_memory(&self) -> PyResult<u64> {
-        Ok(guarded(|| Ok(self.driver.memory_info()?.free.0))?)
+        Ok(guarded(|| Ok(self.driver()?.memory_info()?.free.0))?)
     }
 }
 

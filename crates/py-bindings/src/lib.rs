@@ -10,6 +10,7 @@ mod dlpack;
 mod error;
 mod offloader;
 mod plan;
+mod process;
 
 use pyo3::prelude::*;
 

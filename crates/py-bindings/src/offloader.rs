@@ -11,6 +11,7 @@ use weightstream::{BlockId, DeviceKind, EngineError, Offloader as Facade, Stream
 
 use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
+use crate::process::OfProcess;
 
 /// A model being streamed.
 #[pyclass(frozen, module = "weightstream._native")]
@@ -22,7 +23,7 @@ pub(crate) struct Offloader {
 #[derive(Debug)]
 struct Inner {
     /// Empty once closed: dropping the facade unlocks host memory.
-    facade: RwLock<Option<Facade>>,
+    facade: RwLock<Option<OfProcess<Facade>>>,
     /// Whether entering and leaving wait.
     waits: bool,
 }
@@ -38,7 +39,10 @@ impl Inner {
         let run = || {
             guarded(|| {
                 let facade = self.facade.read().unwrap_or_else(PoisonError::into_inner);
-                let facade = facade.as_ref().ok_or(weightstream::Error::Engine(EngineError::Closed))?;
+                let facade = facade
+                    .as_ref()
+                    .and_then(OfProcess::get)
+                    .ok_or(weightstream::Error::Engine(EngineError::Closed))?;
                 Ok(call(facade)?)
             })
         };
@@ -48,7 +52,12 @@ impl Inner {
 
 impl Offloader {
     pub(crate) fn new(facade: Facade, kind: DeviceKind) -> Self {
-        Self { inner: Arc::new(Inner { facade: RwLock::new(Some(facade)), waits: kind == DeviceKind::Host }) }
+        Self {
+            inner: Arc::new(Inner {
+                facade: RwLock::new(Some(OfProcess::new(facade))),
+                waits: kind == DeviceKind::Host,
+            }),
+        }
     }
 }
 
@@ -130,7 +139,7 @@ impl Offloader {
         Ok(py.detach(|| {
             guarded(|| {
                 let mut facade = self.inner.facade.write().unwrap_or_else(PoisonError::into_inner);
-                if let Some(open) = facade.as_ref() {
+                if let Some(open) = facade.as_ref().and_then(OfProcess::get) {
                     open.close(StreamHandle::DEFAULT)?;
                 }
                 *facade = None;

@@ -1,6 +1,6 @@
 //! Describing a model, planning it, and handing its bytes over.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use weightstream::{
@@ -11,6 +11,7 @@ use crate::device::{Device, budget};
 use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
 use crate::offloader::Offloader;
+use crate::process::OfProcess;
 
 /// A tower as Python describes it: its name, and its blocks by name with their tensors.
 type Tower = (String, Vec<(String, Vec<u32>)>);
@@ -19,7 +20,7 @@ type Tower = (String, Vec<(String, Vec<u32>)>);
 #[pyclass(frozen, module = "weightstream._native")]
 #[derive(Debug)]
 pub(crate) struct Plan {
-    planned: Mutex<Option<PlannedOffloader>>,
+    planned: Mutex<Option<OfProcess<PlannedOffloader>>>,
     kind: DeviceKind,
 }
 
@@ -38,7 +39,7 @@ impl Plan {
         poison: bool,
     ) -> PyResult<Self> {
         let budget = self::budget(budget)?;
-        let driver = Arc::clone(&device.driver);
+        let driver = device.driver()?;
         let planned = py.detach(|| {
             guarded(|| {
                 let mut builder = Facade::builder(driver);
@@ -61,7 +62,7 @@ impl Plan {
                 Ok(builder.plan()?)
             })
         })?;
-        Ok(Self { planned: Mutex::new(Some(planned)), kind: device.driver.device_info().kind })
+        Ok(Self { planned: Mutex::new(Some(OfProcess::new(planned))), kind: device.info().kind })
     }
 
     /// Each entry is (tensor, address, size, keep-alive); each answer the address from now on, and a capsule if it changed.
@@ -79,7 +80,7 @@ impl Plan {
                     })
                     .collect();
                 let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
-                Ok(planned.as_mut().ok_or_else(started)?.source(group)?)
+                Ok(planned.as_mut().and_then(OfProcess::get_mut).ok_or_else(started)?.source(group)?)
             })
         })?;
         placed
@@ -96,7 +97,7 @@ impl Plan {
         let started = py.detach(|| {
             guarded(|| {
                 let planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Ok(planned.ok_or_else(started)?.start()?)
+                Ok(planned.and_then(OfProcess::into_inner).ok_or_else(started)?.start()?)
             })
         })?;
         Ok(Offloader::new(started, self.kind))
