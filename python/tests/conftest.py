@@ -10,7 +10,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def cuts_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts blocks wherever they can be: for models as small as the tests' it never pays, so that nothing would be cut."""
+    """Cuts blocks wherever they can be: for models as small as these it never pays, and nothing would be cut."""
     try:
         from weightstream.steps import ModelSteps
     except ImportError:  # the pure tests run without the native module

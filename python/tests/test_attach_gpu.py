@@ -22,7 +22,9 @@ pytestmark = [
 DIM = 1024
 
 
-def model(blocks: int = 6, dtype: torch.dtype = torch.bfloat16, kind: type[nn.Module] = MlpBlock, seed: int = 0) -> Towered:
+def model(
+    blocks: int = 6, dtype: torch.dtype = torch.bfloat16, kind: type[nn.Module] = MlpBlock, seed: int = 0
+) -> Towered:
     """A tower of some 16 MiB a block in bf16."""
     torch.manual_seed(seed)
     return Towered([kind(DIM) for _ in range(blocks)], DIM).to(dtype).eval().requires_grad_(False)

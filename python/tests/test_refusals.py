@@ -9,7 +9,7 @@ import pickle
 
 import pytest
 import torch
-from attach_models import Towered, assert_same_state, attached, host, inputs, mlp, run, same_bits, snapshot, weight_bytes
+from attach_models import Towered, assert_same_state, attached, host, inputs, mlp, run, same_bits, snapshot
 from torch import nn
 
 import weightstream
@@ -66,7 +66,9 @@ def test_an_emulator_smaller_than_the_budget() -> None:
     ("device", "match"),
     [
         ("tpu", "no device for weights"), (3, "no device for weights"), ("cuda:x", "cuda"),
-        (host(order="never"), "copy order"), (host(granularity=100), "granularity"), (host(bandwidth=0), "bandwidth"), (host(granularity=-4096), "cannot be a device"), (host(seed=0.5), "cannot be a device"),
+        (host(order="never"), "copy order"), (host(granularity=100), "granularity"),
+        (host(bandwidth=0), "bandwidth"), (host(granularity=-4096), "cannot be a device"),
+        (host(seed=0.5), "cannot be a device"),
     ],
 )  # fmt: skip
 def test_devices_that_are_none(device: object, match: str) -> None:

@@ -77,9 +77,8 @@ def test_quantized_weights_stream() -> None:
     expected = run(model, x)
     dense = [block.weight.dense() for block in model.blocks]
     parameters = dict(model.named_parameters())
-    with weightstream.attach(
-        model, device=weightstream.HostDevice(bytes="1MiB", granularity=4096, order="random", poison=True), budget="28KiB"
-    ) as attachment:
+    device = weightstream.HostDevice(bytes="1MiB", granularity=4096, order="random", poison=True)
+    with weightstream.attach(model, device=device, budget="28KiB") as attachment:
         assert isinstance(model.blocks[0].weight, Quantized) and isinstance(model.blocks[0].weight, nn.Parameter)
         assert model.blocks[5].weight is model.blocks[1].weight
         for _ in range(3):

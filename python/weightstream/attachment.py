@@ -47,7 +47,7 @@ class Attachment:
         self._overrides = overrides
         self._facts = facts
         self._detached = False
-        # A model that is dropped while copies are under way would leak its device memory. At exit nothing is worth a wait.
+        # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
         self._finalizer = weakref.finalize(model, runtime.close)
         self._finalizer.atexit = False
         self._last: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
@@ -96,7 +96,7 @@ class Attachment:
         return self._model
 
     def stats(self) -> dict[str, Any]:
-        """Counters since attach: steps, visits, copies and their bytes, and what they cost. The last ones if detached."""
+        """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""
         return dict(self._last[0]) if self._detached else json.loads(self._runtime.offloader.stats())
 
     def report(self) -> dict[str, Any]:

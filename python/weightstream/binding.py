@@ -1,7 +1,7 @@
 """Binds a model's tensors to their device addresses, once, and gives them back as plain CPU tensors.
 
     attach   hand_over: bytes go to where the copies read them (in place or a slab); the tensors are still CPU tensors
-             bind:      each tensor's `.data` becomes a tensor at its own device address, a capsule of exactly its bytes
+             bind:      each tensor's `.data` becomes a tensor at its own device address, a capsule of its bytes only
     detach   unbind:    `.data` becomes the host bytes again; buffers are copied back first
 
 Objects keep their identity: `param.data = …` never makes a new Parameter. Only wrappers (tensor subclasses made of inner

@@ -2,7 +2,7 @@
 
 | call                                            | an attached model |
 |-------------------------------------------------|-------------------|
-| `state_dict()`                                  | gives CPU tensors: the host's bytes of parameters, copies of buffers |
+| `state_dict()`                                  | CPU tensors: the host's bytes of parameters, copies of buffers |
 | `to()`, `cuda()`, `half()`, `share_memory()`, … | `StateError` |
 | `load_state_dict()`                             | `StateError` |
 | `copy.deepcopy()`, `pickle`, `torch.save`       | `StateError` |

@@ -36,7 +36,7 @@ class Runtime:
         self.target = target
         self.stream: Callable[[], int] = target.stream_getter()
         self.open: list[int] = []
-        """Units that are entered, oldest first, and below zero marks: `ROOT`, segmented blocks. Empty between calls."""
+        """Units that are entered, oldest first, and marks below zero: `ROOT`, blocks in segments. Empty between calls."""
         self.retired: list[bool] = []
         """What wrapped forwards look at to know that they are no longer in force; true once they are not."""
         self.detached = False
@@ -116,7 +116,7 @@ class Runtime:
             self.offloader.leave(unit, self.stream())
 
     def recover(self) -> None:
-        """Gives up what an error or a lost exit left open: the next turn first waits for all work, then starts over."""
+        """Gives up what an error or a lost exit left open: the next turn waits for all work, then starts over."""
         self.open.clear()
         self.offloader.abandon_step()
 

@@ -61,7 +61,7 @@ class ModelSteps:
         self._recorder: Recorder | None = None
         self._borrowed: list[Hold] = []
         self._settled = False
-        """Whether the wrapped forwards are those of the engine's units: not while either changes, nor if that was cut short."""
+        """Whether the wrapped forwards are those of the engine's units: not while either changes, or was cut short."""
         self._wrap_whole()
 
     def restore(self) -> None:

@@ -120,6 +120,10 @@ def _same(own: list[tuple[InnerPath, Tensor]], moved: list[tuple[InnerPath, Tens
         and leaf.dtype == other.dtype
         and leaf.shape == other.shape
         and leaf.stride() == other.stride()
-        and torch.equal(leaf.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+        and torch.equal(_bytes(leaf), _bytes(other))
         for (path, leaf), (other_path, other) in zip(own, moved)
     )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
