@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::system;
 
-/// Host memory in pages of its own. A small allocation may share a page with memory that is registered, and the driver
-/// refuses a copy whose host side is registered in part.
+/// Host memory in pages of its own. A small allocation may share a page with memory that someone registered, and the
+/// driver refuses a copy whose host side is registered in part.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBuffer {
     memory: Vec<u8>,

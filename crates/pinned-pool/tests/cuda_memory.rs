@@ -92,9 +92,10 @@ fn every_kind_of_memory_reaches_the_device() {
     let big = Region::anonymous(mib(40) / PAGE, 1).share();
     let file = Region::file(mib(24) / PAGE, 2, MapFlags::PRIVATE).share();
     let foreign = Region::anonymous(mib(20) / PAGE, 3).share();
-    // SAFETY: whole pages of the region, which outlives the registration.
-    unsafe { driver.register_host(foreign.address(), Bytes(PAGE), Registration::ReadWrite) }.unwrap();
-    // In place over two groups that share a page, a file, memory registered by someone else, and a small tensor.
+    let taken = foreign.address().wrapping_add(PAGE as usize);
+    // SAFETY: a whole page of the region, which outlives the registration.
+    unsafe { driver.register_host(taken, Bytes(PAGE), Registration::ReadWrite) }.unwrap();
+    // In place over two groups with strangers around them, a file, memory registered by someone else, and a small tensor.
     let groups = [
         vec![Part::new(&big, 100..mib(18) + 7), Part::new(&file, 0..mib(24))],
         vec![Part::new(&big, mib(18) + 8..mib(40)), Part::new(&foreign, 9..mib(20))],
@@ -136,7 +137,7 @@ fn every_kind_of_memory_reaches_the_device() {
         }
     }
     // SAFETY: registered above; no copy reads it.
-    unsafe { driver.unregister_host(foreign.address()) }.unwrap();
+    unsafe { driver.unregister_host(taken) }.unwrap();
 }
 
 /// Prints the rates and host times that the numbers in this crate come from; asserts only that the bytes arrive.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use gpu_driver::{Bytes, Driver, Registration};
 use rayon::ThreadPool;
 
+use super::check::check;
 use super::in_place::{Candidate, candidates, may_stay};
 use super::report::{HostLevel, Placed, StoreReport};
-use super::{HostStore, Place, Places, StoreOptions};
-use crate::error::{HostError, Result};
+use super::{HostStore, Place, Places, StoreOptions, pieces};
+use crate::error::Result;
 use crate::limits::memory_limit;
 use crate::maps::HostMaps;
 use crate::ranges::Ranges;
@@ -60,28 +61,26 @@ impl HostStoreBuilder {
     /// No tensor of the group is placed then. A refused registration is no error: the next level is used, and the
     /// report says why.
     pub fn place(&mut self, group: &[SourceTensor]) -> Result<Vec<Placed>> {
-        self.check(group)?;
-        let (kept, registered) = self.register_in_place(group);
-        let is_copied =
-            |index: usize, source: &SourceTensor| !kept[index] && source.bytes.size() > Bytes::ZERO;
-        let copied = group.iter().enumerate().filter(|(index, source)| is_copied(*index, source));
-        let copied: Vec<&SourceTensor> = copied.map(|(_, source)| source).collect();
+        check(group, &self.places, self.line)?;
+        let (stays, registered) = self.register_in_place(group);
+        let fills = group.iter().zip(&stays).flat_map(|(source, stays)| fills(source, stays)).collect();
         // Before anything is entered, since it may fail; what was registered is then unregistered by its drop.
-        let slab = self.copy_into_slab(&copied)?;
+        self.copy_into_slab(fills)?;
         for registered in registered {
             self.places.locked.insert(registered);
         }
-        for (source, &in_place) in group.iter().zip(&kept) {
-            let bytes = match &slab {
+        for (source, stays) in group.iter().zip(stays) {
+            let (id, offset, size) = (source.id, source.offset, source.bytes.size());
+            let in_slab = || self.places.slab_bytes(&(offset..offset + size.0));
+            let bytes = match (size, stays.is_empty()) {
                 // An empty tensor must not keep the storage alive that it is a view of.
-                _ if source.bytes.size() == Bytes::ZERO => HostBytes::empty(),
-                Some(slab) if !in_place => slab_bytes(slab, source),
-                _ => source.bytes.clone(),
+                (Bytes::ZERO, _) => Some(HostBytes::empty()),
+                (_, true) => in_slab(),
+                (_, false) => None,
             };
-            self.places.offsets.insert(source.id, source.offset);
-            self.places
-                .line
-                .insert((source.offset, source.id), Place { id: source.id, bytes, stays: in_place });
+            let bytes = bytes.unwrap_or_else(|| source.bytes.clone());
+            self.places.offsets.insert(id, offset);
+            self.places.line.insert((offset, id), Place { id, bytes, stays });
         }
         if self.pending.total() >= self.options.chunk.0 {
             self.register_slab();
@@ -94,60 +93,19 @@ impl HostStoreBuilder {
     pub fn finish(mut self) -> HostStore {
         self.register_slab();
         let mut report = self.report;
-        for place in self.places.line.values() {
-            let total = match self.places.placed(place).level {
-                HostLevel::InPlace => &mut report.in_place,
-                HostLevel::Slab => &mut report.slab,
-                HostLevel::Pageable => &mut report.pageable,
-            };
-            *total = *total + place.bytes.size();
-        }
+        self.places.count(&mut report);
         report.registered = self.places.locked.bytes();
         report.registrations = self.places.locked.len();
         HostStore { places: self.places, report }
     }
 
-    /// Every tensor on the line, once, and no two overlapping.
-    fn check(&self, group: &[SourceTensor]) -> Result<()> {
-        let mut spans: Vec<(u64, u64, u32)> = Vec::with_capacity(group.len());
-        for source in group {
-            let (id, offset) = (source.id, source.offset);
-            let end = offset.saturating_add(source.bytes.size().0);
-            if end > self.line.0 {
-                return Err(HostError::OutsideLine { id, offset, end, line: self.line });
-            }
-            if self.places.offsets.contains_key(&id) {
-                return Err(HostError::PlacedTwice { id });
-            }
-            if offset < end {
-                spans.push((offset, end, id));
-                // No two placed tensors overlap, so only the last one that begins before `end` can reach here.
-                if let Some((at, place)) = self.places.last_before(end)
-                    && at + place.bytes.size().0 > offset
-                {
-                    return Err(HostError::Overlap { first: place.id, second: id });
-                }
-            }
-        }
-        let mut ids: Vec<u32> = group.iter().map(|source| source.id).collect();
-        ids.sort_unstable();
-        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(HostError::PlacedTwice { id: pair[0] });
-        }
-        spans.sort_unstable();
-        match spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-            Some(pair) => Err(HostError::Overlap { first: pair[0].2, second: pair[1].2 }),
-            None => Ok(()),
-        }
-    }
-
-    /// Registers the runs that may stay in place: which tensors do, and their registrations.
-    fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<bool>, Vec<Registered>) {
-        let mut kept = vec![false; group.len()];
+    /// Registers the runs that may stay in place: which bytes of each tensor do, and their registrations.
+    fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<Range<u64>>, Vec<Registered>) {
+        let mut stays = vec![0..0; group.len()];
         let mut registered = Vec::new();
         let tensors: Vec<Range<u64>> = group.iter().map(|source| source.bytes.range()).collect();
         if self.options.slab_only || !may_stay(&tensors, self.options.min_in_place) {
-            return (kept, registered);
+            return (stays, registered);
         }
         // Read anew for every group: memory that was freed since may have become a file mapping.
         let found = HostMaps::read().map(|maps| candidates(&tensors, &maps, self.options.min_in_place));
@@ -158,16 +116,20 @@ impl HostStoreBuilder {
         for candidate in found {
             match self.register_run(group, &candidate) {
                 Ok(more) => {
-                    candidate.members.iter().for_each(|&index| kept[index] = true);
+                    for &index in &candidate.members {
+                        let (pages, bytes) = (&candidate.pages, &tensors[index]);
+                        let (start, end) = (pages.start.max(bytes.start), pages.end.min(bytes.end));
+                        stays[index] = start - bytes.start..end - bytes.start;
+                    }
                     registered.extend(more);
                 }
                 Err(reason) => self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason),
             }
         }
-        (kept, registered)
+        (stays, registered)
     }
 
-    /// Registers a run of pages but those that an earlier group's run registered already.
+    /// Registers a run of pages but those that an earlier run, of tensors that share bytes with this one's, registered.
     fn register_run(&self, group: &[SourceTensor], run: &Candidate) -> Result<Vec<Registered>> {
         let keep = || run.members.iter().map(|&index| Arc::clone(group[index].bytes.keep())).collect();
         self.places
@@ -182,15 +144,15 @@ impl HostStoreBuilder {
         let size = Bytes(pages.end - pages.start);
         let driver = Arc::clone(&self.driver);
         let limit = self.options.register_limit;
-        // SAFETY: whole pages of anonymous memory: of the slab, or found so in the maps. Each page holds bytes that `keep`
-        // keeps alive, so none is unmapped before it is dropped.
+        // SAFETY: whole pages of anonymous memory: of the slab, or found so in the maps. Every byte of them is one that
+        // `keep` keeps alive, so none is unmapped before it is dropped.
         unsafe { Registered::new(driver, pages.start as *mut u8, size, Registration::ReadWrite, limit, keep) }
     }
 
-    /// Copies tensors to their offsets in the slab, which is made for the first one.
-    fn copy_into_slab(&mut self, sources: &[&SourceTensor]) -> Result<Option<Arc<Slab>>> {
-        if sources.is_empty() {
-            return Ok(self.places.slab.clone());
+    /// Copies bytes to their offsets in the slab, which is made for the first ones.
+    fn copy_into_slab(&mut self, fills: Vec<Fill>) -> Result<()> {
+        if fills.is_empty() {
+            return Ok(());
         }
         let slab = match &self.places.slab {
             Some(slab) => Arc::clone(slab),
@@ -200,20 +162,18 @@ impl HostStoreBuilder {
             Some(threads) => threads,
             None => fill_threads(self.options.threads)?,
         };
-        let fills: Vec<Fill<'_>> =
-            sources.iter().map(|source| Fill { offset: source.offset, bytes: &source.bytes }).collect();
         // SAFETY: the tensors lie on the line, which the slab is as long as, and overlap neither each other nor tensors
         // placed before (`check`); nobody was given these bytes of the slab yet.
         unsafe { slab.fill(&fills, &threads) };
         self.threads = Some(threads);
-        for source in sources {
+        for fill in fills {
             let page = system::page_size();
-            let start = slab.at(source.offset) as u64;
-            let filled = start / page * page..(start + source.bytes.size().0).next_multiple_of(page);
+            let start = slab.at(fill.offset) as u64;
+            let filled = start / page * page..(start + fill.bytes.size().0).next_multiple_of(page);
             self.places.locked.missing(filled).into_iter().for_each(|pages| self.pending.insert(pages));
         }
-        self.places.slab = Some(Arc::clone(&slab));
-        Ok(Some(slab))
+        self.places.slab = Some(slab);
+        Ok(())
     }
 
     /// Registers the filled pages of the slab, until one call is refused.
@@ -238,9 +198,12 @@ impl HostStoreBuilder {
     }
 }
 
-/// A tensor's bytes in the slab.
-fn slab_bytes(slab: &Arc<Slab>, source: &SourceTensor) -> HostBytes {
-    let keep: KeepAlive = Arc::<Slab>::clone(slab);
-    // SAFETY: the tensor was copied to its offset in the slab, which `keep` holds and nobody writes there again.
-    unsafe { HostBytes::new(slab.at(source.offset), source.bytes.size(), keep) }
+/// What of a tensor is copied into the slab, given the bytes that stay in place.
+fn fills(source: &SourceTensor, stays: &Range<u64>) -> impl Iterator<Item = Fill> {
+    let edge = !stays.is_empty();
+    let copied = pieces(source.bytes.size(), stays).filter(|(_, stays)| !stays);
+    copied.map(move |(piece, _)| {
+        let (offset, size) = (source.offset + piece.start, Bytes(piece.end - piece.start));
+        Fill { offset, bytes: source.bytes.part(piece.start, size, Arc::clone(source.bytes.keep())), edge }
+    })
 }

@@ -1,6 +1,7 @@
 //! The host side of a model: where each tensor's bytes live and how a stretch of the line is copied from there.
 
 mod builder;
+mod check;
 mod in_place;
 mod locked;
 mod report;
@@ -27,8 +28,8 @@ const PADDING: u64 = 512;
 pub struct StoreOptions {
     /// Copy every tensor into the slab, as if none could stay in place.
     pub slab_only: bool,
-    /// The shortest run of pages that is registered where it lies. Shorter ones are copied: registering has a cost a
-    /// call, and small allocations share pages with strangers.
+    /// The shortest run of whole pages that is registered where it lies; tensors that begin and end inside pages make
+    /// runs up to two pages shorter than they are. Shorter ones are copied: registering has a cost a call.
     pub min_in_place: Bytes,
     /// How much of the slab is filled before it is registered: enough for the full rate of 24 to 33 GB/s.
     pub chunk: Bytes,
@@ -66,8 +67,8 @@ pub struct HostStore {
 struct Place {
     id: u32,
     bytes: HostBytes,
-    /// Its owner's bytes, registered; otherwise it was copied into the slab.
-    stays: bool,
+    /// Which of its bytes are its owner's, registered; the others were copied into the slab.
+    stays: Range<u64>,
 }
 
 /// What the builder collects and the store reads.
@@ -88,7 +89,8 @@ impl HostStore {
         HostStoreBuilder::new(driver, line, options)
     }
 
-    /// Where a tensor's bytes live now. A clone keeps them alive, not page-locked.
+    /// Where a tensor's bytes live now, all of them in one piece. A clone keeps them alive, not page-locked. To read, not
+    /// to copy to a device from: they may be registered in part, and [`runs`](Self::runs) knows where.
     pub fn bytes_of(&self, id: u32) -> Option<&HostBytes> {
         self.places.get(id).map(|place| &place.bytes)
     }
@@ -99,8 +101,9 @@ impl HostStore {
     }
 
     /// What must be copied to fill `line` bytes of the line, in order: one run where the slab holds it all and is registered
-    /// in one piece; never a run that is registered in part, which the driver would refuse. Gaps between tensors
-    /// are left out, except padding inside a run.
+    /// in one piece; never a run that is registered in part, which the driver would refuse. A tensor in place is up to
+    /// three runs, of which the ends share theirs with the neighbours'. Gaps between tensors are left out, except
+    /// padding inside a run.
     pub fn runs(&self, line: Range<u64>) -> Vec<HostRun> {
         let mut runs = Vec::new();
         for stretch in self.places.stretches(line) {
@@ -128,7 +131,7 @@ impl Places {
     }
 
     fn placed(&self, place: &Place) -> Placed {
-        let level = if place.stays {
+        let level = if !place.stays.is_empty() {
             HostLevel::InPlace
         } else if self.locked.covers(place.bytes.range()) {
             HostLevel::Slab
@@ -138,37 +141,65 @@ impl Places {
         Placed { id: place.id, bytes: place.bytes.clone(), level }
     }
 
-    /// The parts of tensors inside `line`; neighbours in the slab with only padding between them are one stretch.
-    fn stretches(&self, line: Range<u64>) -> Vec<HostRun> {
-        let mut stretches: Vec<(Range<u64>, &Place, u64)> = Vec::new();
-        let first = self.last_before(line.start).map_or(line.start, |(offset, _)| offset);
-        for (&(offset, _), place) in self.line.range((first, 0)..(line.end.max(first), 0)) {
-            let start = offset.max(line.start);
-            let end = (offset + place.bytes.size().0).min(line.end);
-            if start >= end {
-                continue;
-            }
-            match stretches.last_mut() {
-                Some((before, last, _)) if !last.stays && !place.stays && start - before.end < PADDING => {
-                    before.end = end;
+    /// Adds up the bytes of tensors by the level they are read at.
+    fn count(&self, report: &mut StoreReport) {
+        for (&(offset, _), place) in &self.line {
+            for (piece, stays) in pieces(place.bytes.size(), &place.stays) {
+                let size = Bytes(piece.end - piece.start);
+                if stays {
+                    report.in_place = report.in_place + size;
+                } else if let Some(bytes) = self.slab_bytes(&(offset + piece.start..offset + piece.end)) {
+                    let pageable = self.locked.missing(bytes.range());
+                    let pageable = pageable.iter().map(|range| Bytes(range.end - range.start)).sum();
+                    report.slab = report.slab + (size - pageable);
+                    report.pageable = report.pageable + pageable;
                 }
-                _ => stretches.push((start..end, place, start - offset)),
             }
         }
-        stretches.into_iter().map(|(range, place, skip)| self.stretch(&range, place, skip)).collect()
     }
 
-    fn stretch(&self, range: &Range<u64>, place: &Place, skip: u64) -> HostRun {
-        let size = Bytes(range.end - range.start);
-        let bytes = match (&self.slab, place.stays) {
-            (Some(slab), false) => {
-                let keep: KeepAlive = Arc::<Slab>::clone(slab);
-                // SAFETY: the stretch lies in the slab, which `keep` holds; its tensors are filled and are not written
-                // again, and the padding between them is zeroes.
-                unsafe { HostBytes::new(slab.at(range.start), size, keep) }
+    /// What lies inside `line`, cut where tensors end and where the slab does; neighbours in the slab with only padding
+    /// between them are one stretch.
+    fn stretches(&self, line: Range<u64>) -> Vec<HostRun> {
+        let mut stretches: Vec<(Range<u64>, Option<HostBytes>)> = Vec::new();
+        let first = self.last_before(line.start).map_or(line.start, |(offset, _)| offset);
+        for (&(offset, _), place) in self.line.range((first, 0)..(line.end.max(first), 0)) {
+            for (piece, stays) in pieces(place.bytes.size(), &place.stays) {
+                let range = (offset + piece.start).max(line.start)..(offset + piece.end).min(line.end);
+                if range.is_empty() {
+                    continue;
+                }
+                if stays {
+                    let (skip, size) = (range.start - offset, Bytes(range.end - range.start));
+                    let bytes = place.bytes.part(skip, size, Arc::clone(place.bytes.keep()));
+                    stretches.push((range, Some(bytes)));
+                    continue;
+                }
+                match stretches.last_mut() {
+                    Some((before, None)) if range.start - before.end < PADDING => before.end = range.end,
+                    _ => stretches.push((range, None)),
+                }
             }
-            _ => place.bytes.part(skip, size, Arc::clone(place.bytes.keep())),
+        }
+        let run = |(range, bytes): (Range<u64>, Option<HostBytes>)| {
+            let bytes = bytes.or_else(|| self.slab_bytes(&range))?;
+            Some(HostRun::new(range.start, bytes))
         };
-        HostRun::new(range.start, bytes)
+        stretches.into_iter().filter_map(run).collect()
     }
+
+    /// A stretch of the line as it lies in the slab.
+    fn slab_bytes(&self, range: &Range<u64>) -> Option<HostBytes> {
+        let slab = self.slab.as_ref()?;
+        let keep: KeepAlive = Arc::<Slab>::clone(slab);
+        // SAFETY: the stretch lies in the slab, which `keep` holds; what is filled of it is not written again, and the
+        // padding between is zeroes.
+        Some(unsafe { HostBytes::new(slab.at(range.start), Bytes(range.end - range.start), keep) })
+    }
+}
+
+/// A tensor of `size` bytes in pieces, and which of them stay in place.
+fn pieces(size: Bytes, stays: &Range<u64>) -> impl Iterator<Item = (Range<u64>, bool)> + use<> {
+    let pieces = [(0..stays.start, false), (stays.clone(), true), (stays.end..size.0, false)];
+    pieces.into_iter().filter(|(piece, _)| !piece.is_empty())
 }
