@@ -73,9 +73,11 @@ def link_rate(rounds=24):
     return max(rates)
 
 
-def timed(step):
-    """Seconds to submit a step, and seconds until it has run; the device is idle before."""
+def timed(step, prepare=None):
+    """Seconds to submit a step, and seconds until it has run; the device is idle before, but for what `prepare` submits."""
     torch.cuda.synchronize()
+    if prepare is not None:
+        prepare()
     start = time.perf_counter()
     result = step()
     submitted = time.perf_counter()

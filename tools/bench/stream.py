@@ -157,6 +157,11 @@ def must_hold(rows, model_bytes):
             (f"weight pages beside the budget at {where}", 1.0, row["peak_weight_bytes"] / row["budget_bytes"]),
             (f"outputs that differ at {where}", 0, int(not row["identical"])),
             (f"microseconds of host time a visit at {where}", HOST_LIMIT, row["host_us_per_visit"]),
+            (
+                f"the same beside a resident step that waits for copies too at {where}",
+                HOST_LIMIT,
+                row["host_us_per_visit_beside_waiting"],
+            ),
         ]
     unique = dict.fromkeys((what, limit, value) for what, limit, value in lines)
     return [{"what": what, "limit": limit, "value": value, "holds": value <= limit} for what, limit, value in unique]

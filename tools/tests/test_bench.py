@@ -23,6 +23,7 @@ OWN = {
     "vram_bytes": 2_300_000_000,
     "peak_weight_bytes": 2_200_000_000,
     "host_us_per_visit": 8.0,
+    "host_us_per_visit_beside_waiting": 8.0,
     "identical": True,
 }
 FACTS = {"model_bytes": 16_900_000_000, "link_bytes_per_second": 55e9}
@@ -42,6 +43,7 @@ def test_what_must_hold_is_checked_line_by_line():
     assert missed(peak_weight_bytes=2_200_000_001) == ["weight pages beside the budget"]
     assert missed(identical=False) == ["outputs that differ"]
     assert missed(host_us_per_visit=11) == ["microseconds of host time a visit"]
+    assert missed(host_us_per_visit_beside_waiting=11) == ["the same beside a resident step that waits for copies too"]
     assert missed(peak_rss_bytes=18_000_000_000) == ["peak anonymous memory beside the model"]
 
 
