@@ -82,6 +82,29 @@ impl Venv {
         Ok(venv)
     }
 
+    /// An environment of its own with another PyTorch than the pinned one and what the tests cannot do without: those of
+    /// other packages are skipped there.
+    pub fn with_torch(version: &str) -> Result<Self> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".+".contains(c);
+        if version.is_empty() || !version.chars().all(plain) {
+            bail!("{version:?} is not a version of PyTorch; write one like 2.4.1");
+        }
+        let venv = Self { folder: workspace::root().join(format!(".venv-torch-{version}")) };
+        if !(works(&venv.python()) && venv.has_pip()) {
+            venv.create()?;
+        }
+        let stamp = venv.folder.join("torch.installed");
+        if !stamp.exists() {
+            let file = workspace::root().join("tools/requirements-torch.txt");
+            eprintln!("installing PyTorch {version}; this downloads up to 3 GB");
+            let mut pip = venv.pip_install();
+            pip.args(["--retries", "10", &format!("torch=={version}"), "--requirement"]).arg(&file);
+            process::run(&mut pip)?;
+            fs::write(stamp, version).context("cannot note what is installed")?;
+        }
+        Ok(venv)
+    }
+
     /// Its interpreter.
     pub fn python(&self) -> PathBuf {
         self.folder.join("bin/python")
@@ -115,9 +138,9 @@ impl Venv {
 
     fn create(&self) -> Result<()> {
         let python = find()?;
-        eprintln!("making .venv with {}", python.display());
+        eprintln!("making {} with {}", self.folder.display(), python.display());
         if self.folder.exists() {
-            fs::remove_dir_all(&self.folder).context("cannot remove the broken .venv")?;
+            fs::remove_dir_all(&self.folder).context("cannot remove the broken environment")?;
         }
         process::run(Command::new(&python).args(["-m", "venv"]).arg(&self.folder)).with_context(|| {
             format!(

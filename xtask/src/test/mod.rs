@@ -21,6 +21,9 @@ pub struct Args {
     /// Go on after a stage has failed, with those that do not need it.
     #[arg(long)]
     keep_going: bool,
+    /// Run Python's tests with another PyTorch, such as 2.4.1, in an environment of its own; nothing else.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<String>,
     /// Print one JSON object as the last line: passed, failed, seconds, and the stages.
     #[arg(long)]
     json: bool,
@@ -38,21 +41,32 @@ const STAGES: &[Stage] = &[
     Stage { name: "pytest", run: pytest },
 ];
 
+/// The stages of a run with another PyTorch: all that depends on it.
+const TORCH_STAGES: &[Stage] = &[
+    Stage { name: "environment", run: |shared, _| environment(shared) },
+    Stage { name: "wheel", run: |shared, _| build_wheel(shared) },
+    Stage { name: "pytest", run: pytest },
+];
+
 /// Runs every stage and prints what each took.
 pub fn run(args: &Args) -> ExitCode {
-    let report = Report::of(STAGES, args.keep_going);
+    let stages = if args.torch.is_some() { TORCH_STAGES } else { STAGES };
+    let shared = Shared { torch: args.torch.clone(), ..Shared::default() };
+    let report = Report::of(stages, args.keep_going, shared);
     eprintln!("\n{}", report.table());
     if args.json {
         println!("{}", report.json());
     } else {
         println!("{} passed, {} failed", report.passed(), report.failed());
     }
-    if report.complete(STAGES) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if report.complete(stages) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// What the stages hand on to each other.
 #[derive(Debug, Default)]
 pub struct Shared {
+    /// Another PyTorch than the pinned one.
+    torch: Option<String>,
     venv: Option<Venv>,
     wheel_installed: bool,
 }
@@ -112,7 +126,10 @@ fn counted(mut cargo: Command, counts: &mut Counts) -> Result<()> {
 }
 
 fn environment(shared: &mut Shared) -> Result<()> {
-    shared.venv = Some(Venv::ensure(&[Requirements::Base])?);
+    shared.venv = Some(match &shared.torch {
+        Some(version) => Venv::with_torch(version)?,
+        None => Venv::ensure(&[Requirements::Base])?,
+    });
     Ok(())
 }
 
@@ -130,17 +147,10 @@ fn pytest(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
         bail!("the wheel was not built, and an older one would be tested in its place");
     }
     let mut python = venv.command();
-    python.args([
-        "-m",
-        "pytest",
-        "--color=no",
-        "-q",
-        "-m",
-        "not gpu",
-        "--durations=10",
-        "python/tests",
-        "tools/tests",
-    ]);
+    python.args(["-m", "pytest", "--color=no", "-q", "-m", "not gpu", "--durations=10", "python/tests"]);
+    if shared.torch.is_none() {
+        python.arg("tools/tests");
+    }
     // The tests must find the installed wheel, never the source folder.
     python.env("PYTHONSAFEPATH", "1");
     process::tee(&mut python, |line| counts.see_pytest(line))?;

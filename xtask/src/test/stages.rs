@@ -40,8 +40,7 @@ pub struct Report {
 
 impl Report {
     /// Runs the stages in order; after a failure the others are marked as not run, unless `keep_going`.
-    pub fn of(stages: &[Stage], keep_going: bool) -> Self {
-        let mut shared = Shared::default();
+    pub fn of(stages: &[Stage], keep_going: bool, mut shared: Shared) -> Self {
         let mut report = Self { entries: Vec::new() };
         for (index, stage) in stages.iter().enumerate() {
             let entry = if report.failed_stages() == 0 || keep_going {
@@ -168,11 +167,11 @@ mod tests {
     #[test]
     fn a_failure_stops_the_run_and_nothing_goes_missing() {
         let stages = [GOOD, BAD, QUIET];
-        let report = Report::of(&stages, false);
+        let report = Report::of(&stages, false, Shared::default());
         assert!(!report.complete(&stages));
         assert_eq!((report.passed(), report.failed()), (3, 2));
         assert!(report.table().contains("not run"), "{}", report.table());
-        let report = Report::of(&stages, true);
+        let report = Report::of(&stages, true, Shared::default());
         assert_eq!((report.passed(), report.failed()), (4, 1));
     }
 
@@ -186,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_stage_that_is_named_and_did_not_run_fails_the_whole() {
-        let report = Report::of(&[GOOD], false);
+        let report = Report::of(&[GOOD], false, Shared::default());
         assert!(report.complete(&[GOOD]));
         assert!(!report.complete(&[GOOD, QUIET]));
     }
