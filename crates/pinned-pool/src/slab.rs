@@ -27,11 +27,9 @@ pub(crate) struct Slab {
 
 /// Bytes and where in the slab they go.
 #[derive(Debug)]
-pub(crate) struct Fill {
+pub(crate) struct Fill<'a> {
     pub(crate) offset: u64,
-    pub(crate) bytes: HostBytes,
-    /// An end of a tensor that stays in place, with little of the slab filled around it.
-    pub(crate) edge: bool,
+    pub(crate) bytes: &'a HostBytes,
 }
 
 // SAFETY: the memory is owned by this value and written only through `fill`, whose caller vouches for exclusion.
@@ -58,17 +56,12 @@ impl Slab {
     ///
     /// # Safety
     /// Every target lies inside the slab, no two of them overlap, and nothing else reads or writes them meanwhile.
-    pub(crate) unsafe fn fill(&self, fills: &[Fill], pool: &ThreadPool) {
+    pub(crate) unsafe fn fill(&self, fills: &[Fill<'_>], pool: &ThreadPool) {
         let mut copies = Vec::new();
         for fill in fills {
             let (start, size) = (self.at(fill.offset) as u64, fill.bytes.size().0);
-            if fill.edge {
-                // SAFETY: the target, and so every page it touches, lies inside this slab, by the caller's promise.
-                unsafe { system::prefer_small_pages(start..start + size) };
-            } else {
-                // SAFETY: as above.
-                unsafe { system::prefer_large_pages(start..start + size) };
-            }
+            // SAFETY: the target lies inside this slab, by the caller's promise.
+            unsafe { system::prefer_large_pages(start..start + size) };
             copies.extend(
                 pieces(start, start + size).map(|piece| (fill, piece.start - start, piece.end - piece.start)),
             );

@@ -66,30 +66,12 @@ pub(crate) unsafe fn unmap(address: NonNull<u8>, size: Bytes) {
 /// The range is mapped anonymous memory.
 pub(crate) unsafe fn prefer_large_pages(range: Range<u64>) {
     let (start, end) = (range.start.next_multiple_of(LARGE_PAGE), range.end / LARGE_PAGE * LARGE_PAGE);
-    // SAFETY: the caller's promise, for a part of the range.
-    unsafe { advise(start..end, Advice::LinuxHugepage) };
-}
-
-/// Asks for no large pages on the pages that `range` touches: where the system gives them unasked, a few bytes would take
-/// 2 MiB of memory.
-///
-/// # Safety
-/// The pages are mapped anonymous memory.
-pub(crate) unsafe fn prefer_small_pages(range: Range<u64>) {
-    let page = page_size();
-    // SAFETY: the caller's promise.
-    unsafe { advise(range.start / page * page..range.end.next_multiple_of(page), Advice::LinuxNoHugepage) };
-}
-
-/// # Safety
-/// The range is whole pages of mapped anonymous memory, or empty.
-unsafe fn advise(range: Range<u64>, advice: Advice) {
-    if range.is_empty() {
-        return;
-    }
-    let size = (range.end - range.start) as usize;
-    // SAFETY: the caller's promise; the advice changes no content.
-    if let Err(error) = unsafe { rustix::mm::madvise(range.start as *mut c_void, size, advice) } {
-        tracing::debug!(%error, ?advice, "the size of pages could not be chosen");
+    if start < end {
+        let address = start as *mut c_void;
+        // SAFETY: the caller's promise; the advice changes no content.
+        let advised = unsafe { rustix::mm::madvise(address, (end - start) as usize, Advice::LinuxHugepage) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "large pages are not available");
+        }
     }
 }

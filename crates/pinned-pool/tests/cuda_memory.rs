@@ -89,23 +89,28 @@ fn every_kind_of_memory_reaches_the_device() {
     let _alone = alone();
     let Some(driver) = gpu("every_kind_of_memory_reaches_the_device") else { return };
     let mib = |count: u64| count << 20;
-    let big = Region::anonymous(mib(40) / PAGE, 1).share();
+    let big = Region::anonymous(mib(60) / PAGE, 1).share();
+    let packed = Region::anonymous(mib(36) / PAGE, 5).share();
     let file = Region::file(mib(24) / PAGE, 2, MapFlags::PRIVATE).share();
-    let foreign = Region::anonymous(mib(20) / PAGE, 3).share();
-    let taken = foreign.address().wrapping_add(PAGE as usize);
-    // SAFETY: a whole page of the region, which outlives the registration.
-    unsafe { driver.register_host(taken, Bytes(PAGE), Registration::ReadWrite) }.unwrap();
-    // In place over two groups with strangers around them, a file, memory registered by someone else, and a small tensor.
+    let foreign = Region::anonymous(mib(36) / PAGE, 3).share();
+    // SAFETY: whole pages of the region, which outlives the registration.
+    unsafe { driver.register_host(foreign.address(), Bytes(PAGE), Registration::ReadWrite) }.unwrap();
+    // One that is long enough, a file, one that shares a page with the first's, memory registered by someone else, a small
+    // tensor, and three that fill their pages together.
     let groups = [
-        vec![Part::new(&big, 100..mib(18) + 7), Part::new(&file, 0..mib(24))],
-        vec![Part::new(&big, mib(18) + 8..mib(40)), Part::new(&foreign, 9..mib(20))],
+        vec![Part::new(&big, 100..mib(34) + 7), Part::new(&file, 0..mib(24))],
+        vec![Part::new(&big, mib(34) + 8..mib(60)), Part::new(&foreign, 9..mib(36))],
         vec![Part::whole(Region::anonymous(3, 4))],
+        [0..mib(10) + 3, mib(10) + 3..mib(25) + 1, mib(25) + 1..mib(36)]
+            .map(|range| Part::new(&packed, range))
+            .to_vec(),
     ];
-    let levels = [HostLevel::InPlace, HostLevel::Slab, HostLevel::InPlace, HostLevel::Slab, HostLevel::Slab];
-    for (limit, levels) in [(None, levels), (Some(Bytes::ZERO), [HostLevel::Pageable; 5])] {
+    let (stays, slab) = (HostLevel::InPlace, HostLevel::Slab);
+    let levels = [stays, slab, slab, slab, slab, stays, stays, stays];
+    for (limit, levels) in [(None, levels), (Some(Bytes::ZERO), [HostLevel::Pageable; 8])] {
         let options =
             StoreOptions { chunk: Bytes::mib(16), register_limit: limit, ..StoreOptions::default() };
-        let mut builder = HostStore::builder(Arc::clone(&driver), Bytes::mib(128), options);
+        let mut builder = HostStore::builder(Arc::clone(&driver), Bytes::mib(192), options);
         let (mut at, mut id) = (0, 0);
         let mut expected = Vec::new();
         for group in &groups {
@@ -129,15 +134,25 @@ fn every_kind_of_memory_reaches_the_device() {
         for cut in cuts.windows(2) {
             stream.enqueue(&PreparedCopy::new(&space, &store.runs(cut[0]..cut[1])).unwrap()).unwrap();
         }
-        let mut device = vec![0; at as usize];
-        stream.read_back(&space, 0, &mut device).unwrap();
-        stream.drain().unwrap();
-        for (start, bytes) in expected {
-            assert!(device[start as usize..][..bytes.len()] == bytes, "the tensor at {start}");
+        let check = || {
+            let mut device = vec![0; at as usize];
+            stream.read_back(&space, 0, &mut device).unwrap();
+            stream.drain().unwrap();
+            for (start, bytes) in &expected {
+                assert!(device[*start as usize..][..bytes.len()] == *bytes, "the tensor at {start}");
+            }
+        };
+        check();
+        // And whole tensors, as an application copies them.
+        stream.fill(&space, 0, Bytes(at), 0xAA).unwrap();
+        for ((start, _), id) in expected.iter().zip(0..) {
+            let run = HostRun::new(*start, store.bytes_of(id).unwrap().clone());
+            stream.copy(&space, &[run]).unwrap();
         }
+        check();
     }
     // SAFETY: registered above; no copy reads it.
-    unsafe { driver.unregister_host(taken) }.unwrap();
+    unsafe { driver.unregister_host(foreign.address()) }.unwrap();
 }
 
 /// Prints the rates and host times that the numbers in this crate come from; asserts only that the bytes arrive.

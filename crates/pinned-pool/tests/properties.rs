@@ -126,6 +126,16 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         prop_assert_eq!(held.bytes(), 0, "every source was copied and let go");
     }
 
+    // Whole tensors, as an application copies them.
+    if case.refusals.is_empty() {
+        for (id, (size, ..)) in (0u32..).zip(&case.tensors).filter(|(_, (size, ..))| *size > 0) {
+            let copied = common::copied_whole(&rig, store.bytes_of(id).unwrap());
+            let at = offsets[id as usize] as usize;
+            let expected: Vec<u8> = expected[at..at + *size as usize].iter().flatten().copied().collect();
+            prop_assert_eq!(copied.as_ref(), Ok(&expected), "tensor {}", id);
+        }
+    }
+
     // The line in stretches, as units cut it; the emulator refuses a source that is registered in part.
     let mut cuts: Vec<u64> = case.cuts.iter().map(|cut| cut % (line + 1)).collect();
     cuts.extend([0, line]);

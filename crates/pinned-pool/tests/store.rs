@@ -58,10 +58,10 @@ fn everything_else_is_copied_into_a_registered_slab() {
 }
 
 #[test]
-fn by_default_less_than_16_mib_is_copied() {
+fn by_default_less_than_32_mib_is_copied() {
     let rig = Rig::eager();
-    let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes::mib(64), StoreOptions::default());
-    let (short, long) = (Part::whole(Region::anonymous(4095, 1)), Part::whole(Region::anonymous(4096, 2)));
+    let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes::mib(80), StoreOptions::default());
+    let (short, long) = (Part::whole(Region::anonymous(8191, 1)), Part::whole(Region::anonymous(8192, 2)));
     // Kept apart, or the kernel might lay them side by side.
     builder.place(&[short.source(0, 0)]).unwrap();
     builder.place(&[long.source(1, 32 << 20)]).unwrap();
@@ -93,23 +93,67 @@ fn the_slab_can_be_forced() {
 }
 
 #[test]
-fn a_page_that_an_earlier_group_registered_is_not_registered_again() {
+fn tensors_that_share_pages_are_registered_once() {
+    let rig = Rig::eager();
+    let region = Region::anonymous(4, 1).share();
+    let parts = [0..PAGE + 100, PAGE + 100..PAGE + 600, PAGE + 600..4 * PAGE];
+    let parts = parts.map(|range| Part::new(&region, range));
+    let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), small_options());
+    let sources: Vec<_> =
+        parts.iter().zip(0u32..).map(|(part, id)| part.source(id, u64::from(id) * 8 * PAGE)).collect();
+    builder.place(&sources).unwrap();
+    let store = builder.finish();
+    assert_eq!(levels(&store, 3), [HostLevel::InPlace; 3]);
+    let report = store.report();
+    assert_eq!((report.registrations, report.registered), (1, Bytes(4 * PAGE)));
+    assert_eq!(rig.host.counters().registrations_alive, 1);
+    assert_eq!(store.runs(0..LINE).len(), 3);
+}
+
+#[test]
+fn a_tensor_with_a_page_that_an_earlier_group_registered_is_copied() {
     let rig = Rig::eager();
     let region = Region::anonymous(8, 1).share();
-    // The second tensor begins with the end of the first: a view of the same memory.
-    let (one, two) = (Part::new(&region, 0..4 * PAGE), Part::new(&region, 2 * PAGE + 1000..8 * PAGE));
+    // The groups meet in the middle of page 3.
+    let (one, two) = (Part::new(&region, 0..3 * PAGE + 1000), Part::new(&region, 3 * PAGE + 1000..8 * PAGE));
+    let view = Part::new(&region, PAGE + 7..3 * PAGE + 900);
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), small_options());
     builder.place(&[one.source(0, 0)]).unwrap();
-    builder.place(&[two.source(1, 16 * PAGE)]).unwrap();
+    builder.place(&[two.source(1, 16 * PAGE), view.source(2, 32 * PAGE)]).unwrap();
     let store = builder.finish();
-    assert_eq!(levels(&store, 2), [HostLevel::InPlace; 2]);
-    assert_eq!(store.report().registered, Bytes(9 * PAGE), "eight in place and one of the slab");
-    // The second tensor lies in the slab and in two registrations, so it is copied in three pieces.
-    let runs = store.runs(16 * PAGE..LINE);
-    let pieces: Vec<u64> = runs.iter().map(|run| run.bytes().size().0).collect();
-    assert_eq!(pieces, [PAGE - 1000, PAGE, 4 * PAGE]);
+    assert_eq!(levels(&store, 3), [HostLevel::InPlace, HostLevel::Slab, HostLevel::InPlace]);
+    assert_eq!(store.report().registered, Bytes(4 * PAGE + 5 * PAGE));
+    assert!(store.report().step_downs.is_empty(), "no refusal: it was never a candidate");
+    assert_eq!(store.runs(0..LINE).len(), 3, "no tensor lies in two registrations");
     let device = upload(&rig, 0..LINE, &store.runs(0..LINE));
-    assert_eq!(device[16 * PAGE as usize..][..two.expected().len()], two.expected());
+    for (part, offset) in [(one, 0), (two, 16), (view, 32)] {
+        assert_eq!(device[offset * PAGE as usize..][..part.expected().len()], part.expected());
+    }
+}
+
+#[test]
+fn a_slab_is_registered_at_once_and_in_parts_if_that_is_refused() {
+    let options = StoreOptions { slab_only: true, ..small_options() };
+    // Refused never, as a whole, and from the second part on. Parts of eight pages hold two tensors of three.
+    let cases = [(vec![], 1, 9), (vec![0], 5, 9), (vec![0, 2], 1, 2)];
+    for (refused, registrations, right) in cases {
+        let rig = Rig::eager();
+        let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options.clone());
+        let parts: Vec<Part> = (0..9).map(|seed| Part::whole(Region::anonymous(3, seed))).collect();
+        for (part, id) in parts.iter().zip(0u32..) {
+            builder.place(&[part.source(id, u64::from(id) * 3 * PAGE)]).unwrap();
+            assert_eq!(rig.host.counters().registrations_alive, 0);
+        }
+        rig.fail_ahead(Verb::RegisterHost, &refused);
+        let store = builder.finish();
+        assert_eq!(store.report().registrations, registrations);
+        let expected: Vec<_> =
+            (0..9).map(|id| if id < right { HostLevel::Slab } else { HostLevel::Pageable }).collect();
+        assert_eq!(levels(&store, 9), expected);
+        assert_eq!(store.report().step_downs.len(), usize::from(right < 9));
+        let device = upload(&rig, 0..27 * PAGE, &store.runs(0..27 * PAGE));
+        assert!(device == parts.iter().flat_map(Part::expected).collect::<Vec<u8>>());
+    }
 }
 
 #[test]

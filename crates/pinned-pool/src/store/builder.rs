@@ -8,8 +8,9 @@ use rayon::ThreadPool;
 
 use super::check::check;
 use super::in_place::{Candidate, candidates, may_stay};
+use super::pieces::pieces;
 use super::report::{HostLevel, Placed, StoreReport};
-use super::{HostStore, Place, Places, StoreOptions, pieces};
+use super::{HostStore, Place, Places, StoreOptions};
 use crate::error::Result;
 use crate::limits::memory_limit;
 use crate::maps::HostMaps;
@@ -19,8 +20,11 @@ use crate::slab::{Fill, Slab, fill_threads};
 use crate::source::{HostBytes, SourceTensor};
 use crate::system;
 
-/// The most that is registered in one call, so that a refusal does not cost a whole model its speed.
-const MAX_REGISTRATION: u64 = 1 << 30;
+/// The most that is registered in one call: drivers refuse 512 GiB.
+const LONGEST: u64 = 64 << 30;
+
+/// How many times as long as wanted a piece may be so that no tensor is cut.
+const STRETCH: u64 = 4;
 
 /// A [`HostStore`] being filled.
 #[derive(Debug)]
@@ -30,10 +34,6 @@ pub struct HostStoreBuilder {
     options: StoreOptions,
     places: Places,
     report: StoreReport,
-    /// Pages of the slab that were filled and not registered, by address.
-    pending: Ranges,
-    /// The slab was refused once and is not tried again.
-    slab_refused: bool,
     threads: Option<ThreadPool>,
 }
 
@@ -46,8 +46,6 @@ impl HostStoreBuilder {
             options,
             places: Places::default(),
             report: StoreReport::default(),
-            pending: Ranges::default(),
-            slab_refused: false,
             threads: None,
         }
     }
@@ -62,97 +60,94 @@ impl HostStoreBuilder {
     /// report says why.
     pub fn place(&mut self, group: &[SourceTensor]) -> Result<Vec<Placed>> {
         check(group, &self.places, self.line)?;
-        let (stays, registered) = self.register_in_place(group);
-        let fills = group.iter().zip(&stays).flat_map(|(source, stays)| fills(source, stays)).collect();
+        let (kept, registered) = self.register_in_place(group);
+        let is_copied =
+            |index: usize, source: &SourceTensor| !kept[index] && source.bytes.size() > Bytes::ZERO;
+        let copied = group.iter().enumerate().filter(|(index, source)| is_copied(*index, source));
+        let copied: Vec<&SourceTensor> = copied.map(|(_, source)| source).collect();
         // Before anything is entered, since it may fail; what was registered is then unregistered by its drop.
-        self.copy_into_slab(fills)?;
+        let slab = self.copy_into_slab(&copied)?;
         for registered in registered {
             self.places.locked.insert(registered);
         }
-        for (source, stays) in group.iter().zip(stays) {
-            let (id, offset, size) = (source.id, source.offset, source.bytes.size());
-            let in_slab = || self.places.slab_bytes(&(offset..offset + size.0));
-            let bytes = match (size, stays.is_empty()) {
+        for (source, &in_place) in group.iter().zip(&kept) {
+            let bytes = match &slab {
                 // An empty tensor must not keep the storage alive that it is a view of.
-                (Bytes::ZERO, _) => Some(HostBytes::empty()),
-                (_, true) => in_slab(),
-                (_, false) => None,
+                _ if source.bytes.size() == Bytes::ZERO => HostBytes::empty(),
+                Some(slab) if !in_place => slab_bytes(slab, source),
+                _ => source.bytes.clone(),
             };
-            let bytes = bytes.unwrap_or_else(|| source.bytes.clone());
-            self.places.offsets.insert(id, offset);
-            self.places.line.insert((offset, id), Place { id, bytes, stays });
-        }
-        if self.pending.total() >= self.options.chunk.0 {
-            self.register_slab();
+            self.places.offsets.insert(source.id, source.offset);
+            self.places
+                .line
+                .insert((source.offset, source.id), Place { id: source.id, bytes, stays: in_place });
         }
         let places = group.iter().filter_map(|source| self.places.get(source.id));
         Ok(places.map(|place| self.places.placed(place)).collect())
     }
 
-    /// Registers what is left of the slab and ends placing.
+    /// Registers the slab and ends placing.
     pub fn finish(mut self) -> HostStore {
         self.register_slab();
         let mut report = self.report;
-        self.places.count(&mut report);
+        for place in self.places.line.values() {
+            let total = match self.places.placed(place).level {
+                HostLevel::InPlace => &mut report.in_place,
+                HostLevel::Slab => &mut report.slab,
+                HostLevel::Pageable => &mut report.pageable,
+            };
+            *total = *total + place.bytes.size();
+        }
         report.registered = self.places.locked.bytes();
         report.registrations = self.places.locked.len();
         HostStore { places: self.places, report }
     }
 
-    /// Registers the runs that may stay in place: which bytes of each tensor do, and their registrations.
-    fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<Range<u64>>, Vec<Registered>) {
-        let mut stays = vec![0..0; group.len()];
-        let mut registered = Vec::new();
+    /// Registers the runs that may stay in place: which tensors do, and their registrations.
+    fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<bool>, Vec<Registered>) {
         let tensors: Vec<Range<u64>> = group.iter().map(|source| source.bytes.range()).collect();
+        // What is a view of bytes in place stays as they do.
+        let mut kept: Vec<bool> =
+            tensors.iter().map(|bytes| self.places.locked.holds_whole(bytes.clone())).collect();
+        let mut registered = Vec::new();
         if self.options.slab_only || !may_stay(&tensors, self.options.min_in_place) {
-            return (stays, registered);
+            return (kept, registered);
         }
         // Read anew for every group: memory that was freed since may have become a file mapping.
-        let found = HostMaps::read().map(|maps| candidates(&tensors, &maps, self.options.min_in_place));
+        let found = HostMaps::read()
+            .map(|maps| candidates(&tensors, &maps, &self.places.locked, self.options.min_in_place));
         let found = found.unwrap_or_else(|reason| {
             self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason);
             Vec::new()
         });
-        for candidate in found {
-            match self.register_run(group, &candidate) {
-                Ok(more) => {
-                    for &index in &candidate.members {
-                        let (pages, bytes) = (&candidate.pages, &tensors[index]);
-                        let (start, end) = (pages.start.max(bytes.start), pages.end.min(bytes.end));
-                        stays[index] = start - bytes.start..end - bytes.start;
+        for Candidate { pages, members } in found {
+            let keep = members.iter().map(|&index| Arc::clone(group[index].bytes.keep())).collect();
+            match self.register(pages, keep) {
+                Ok(run) => {
+                    for index in members {
+                        kept[index] = true;
                     }
-                    registered.extend(more);
+                    registered.push(run);
                 }
                 Err(reason) => self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason),
             }
         }
-        (stays, registered)
-    }
-
-    /// Registers a run of pages but those that an earlier run, of tensors that share bytes with this one's, registered.
-    fn register_run(&self, group: &[SourceTensor], run: &Candidate) -> Result<Vec<Registered>> {
-        let keep = || run.members.iter().map(|&index| Arc::clone(group[index].bytes.keep())).collect();
-        self.places
-            .locked
-            .missing(run.pages.clone())
-            .into_iter()
-            .map(|pages| self.register(pages, keep()))
-            .collect()
+        (kept, registered)
     }
 
     fn register(&self, pages: Range<u64>, keep: Vec<KeepAlive>) -> Result<Registered> {
         let size = Bytes(pages.end - pages.start);
         let driver = Arc::clone(&self.driver);
         let limit = self.options.register_limit;
-        // SAFETY: whole pages of anonymous memory: of the slab, or found so in the maps. Every byte of them is one that
-        // `keep` keeps alive, so none is unmapped before it is dropped.
+        // SAFETY: whole pages of anonymous memory: of the slab, or found so in the maps. Each page holds bytes that `keep`
+        // keeps alive, so none is unmapped before it is dropped.
         unsafe { Registered::new(driver, pages.start as *mut u8, size, Registration::ReadWrite, limit, keep) }
     }
 
-    /// Copies bytes to their offsets in the slab, which is made for the first ones.
-    fn copy_into_slab(&mut self, fills: Vec<Fill>) -> Result<()> {
-        if fills.is_empty() {
-            return Ok(());
+    /// Copies tensors to their offsets in the slab, which is made for the first one.
+    fn copy_into_slab(&mut self, sources: &[&SourceTensor]) -> Result<Option<Arc<Slab>>> {
+        if sources.is_empty() {
+            return Ok(self.places.slab.clone());
         }
         let slab = match &self.places.slab {
             Some(slab) => Arc::clone(slab),
@@ -162,48 +157,59 @@ impl HostStoreBuilder {
             Some(threads) => threads,
             None => fill_threads(self.options.threads)?,
         };
+        let fills: Vec<Fill<'_>> =
+            sources.iter().map(|source| Fill { offset: source.offset, bytes: &source.bytes }).collect();
         // SAFETY: the tensors lie on the line, which the slab is as long as, and overlap neither each other nor tensors
         // placed before (`check`); nobody was given these bytes of the slab yet.
         unsafe { slab.fill(&fills, &threads) };
         self.threads = Some(threads);
-        for fill in fills {
-            let page = system::page_size();
-            let start = slab.at(fill.offset) as u64;
-            let filled = start / page * page..(start + fill.bytes.size().0).next_multiple_of(page);
-            self.places.locked.missing(filled).into_iter().for_each(|pages| self.pending.insert(pages));
-        }
-        self.places.slab = Some(slab);
-        Ok(())
+        self.places.slab = Some(Arc::clone(&slab));
+        Ok(Some(slab))
     }
 
-    /// Registers the filled pages of the slab, until one call is refused.
+    /// Registers the filled pages of the slab, each run of them at once if possible, until a piece is refused.
     fn register_slab(&mut self) {
-        let Some(slab) = &self.places.slab else { return };
-        let runs: Vec<Range<u64>> = std::mem::take(&mut self.pending).iter().collect();
-        for run in runs {
-            for start in run.clone().step_by(MAX_REGISTRATION as usize) {
-                if self.slab_refused {
+        let Some(slab) = self.places.slab.clone() else { return };
+        let chunk = self.options.chunk.0;
+        let tensors = self.places.in_slab();
+        for run in filled(&tensors).iter() {
+            for whole in pieces(run, &tensors, LONGEST, LONGEST) {
+                let Err(reason) = self.register_part(&slab, whole.clone()) else { continue };
+                let parts = pieces(whole, &tensors, chunk, chunk.saturating_mul(STRETCH));
+                tracing::debug!(%reason, parts = parts.len(), "the slab is registered in parts");
+                // The same call again would be refused again.
+                let refused = match parts.len() {
+                    1 => Err(reason),
+                    _ => parts.into_iter().try_for_each(|part| self.register_part(&slab, part)),
+                };
+                if let Err(reason) = refused {
+                    self.report.step_down(HostLevel::Slab, HostLevel::Pageable, reason);
                     return;
-                }
-                let keep: KeepAlive = Arc::<Slab>::clone(slab);
-                match self.register(start..run.end.min(start + MAX_REGISTRATION), vec![keep]) {
-                    Ok(registered) => self.places.locked.insert(registered),
-                    Err(reason) => {
-                        self.slab_refused = true;
-                        self.report.step_down(HostLevel::Slab, HostLevel::Pageable, reason);
-                    }
                 }
             }
         }
     }
+
+    fn register_part(&mut self, slab: &Arc<Slab>, pages: Range<u64>) -> Result<()> {
+        let keep: KeepAlive = Arc::<Slab>::clone(slab);
+        self.places.locked.insert(self.register(pages, vec![keep])?);
+        Ok(())
+    }
 }
 
-/// What of a tensor is copied into the slab, given the bytes that stay in place.
-fn fills(source: &SourceTensor, stays: &Range<u64>) -> impl Iterator<Item = Fill> {
-    let edge = !stays.is_empty();
-    let copied = pieces(source.bytes.size(), stays).filter(|(_, stays)| !stays);
-    copied.map(move |(piece, _)| {
-        let (offset, size) = (source.offset + piece.start, Bytes(piece.end - piece.start));
-        Fill { offset, bytes: source.bytes.part(piece.start, size, Arc::clone(source.bytes.keep())), edge }
-    })
+/// The pages of the slab that `tensors` touch. What lies between is not registered: that would make it take memory.
+fn filled(tensors: &[Range<u64>]) -> Ranges {
+    let page = system::page_size();
+    let mut filled = Ranges::default();
+    for bytes in tensors {
+        filled.insert(bytes.start / page * page..bytes.end.next_multiple_of(page));
+    }
+    filled
+}
+
+/// A tensor's bytes in the slab.
+fn slab_bytes(slab: &Arc<Slab>, source: &SourceTensor) -> HostBytes {
+    let keep: KeepAlive = Arc::<Slab>::clone(slab);
+    // SAFETY: the tensor was copied to its offset in the slab, which `keep` holds and nobody writes there again.
+    unsafe { HostBytes::new(slab.at(source.offset), source.bytes.size(), keep) }
 }

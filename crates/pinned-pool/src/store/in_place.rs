@@ -1,77 +1,107 @@
-//! Which tensors may stay where they are, and the pages to register for them: only those of which every byte is a tensor's.
+//! Which tensors may stay where they are, and the page ranges to register for them.
+//!
+//! The driver refuses a copy whose host memory is registered in part. Whole pages are registered, so that a tensor stays
+//! only where its pages hold nobody else's bytes, and with all of its pages in one registration:
 //!
 //! ```text
-//! | page 0  | page 1  | page 2  | page 3  | page 4  | page 5  | page 6  | page 7  | page 8  |
-//! |  stranger  |###### tensor 0 #######|## tensor 1 ##|gap|##### tensor 2 #####|  stranger  |
-//!                     |======== registered =========|         |=========|
+//! pages        |        |        |        |        |        |        |
+//! stays        [ aligned tensor  ][ a     ][  b    ][ c     ]             all six pages are full of tensors
+//! copied          [ small tensor      ] somebody else's                   its pages may hold others' bytes
+//! stays        hd[ a tensor of min_in_place and more ........  ]          its allocation has pages of its own
 //! ```
-//!
-//! An allocator puts others' memory on the pages where a tensor begins and ends, and a copy of memory that is registered
-//! only in part is refused: registering such a page would fail the copies of whoever else is on it. A gap is nobody's
-//! only for the allocator to know. What is left over, less than a page at each end, is copied like a small tensor.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
 
 use gpu_driver::Bytes;
 
+use super::locked::Locked;
 use crate::maps::{HostMaps, MemoryKind};
 use crate::ranges::Ranges;
 use crate::system;
 
-/// Whole pages of tensors that lie side by side.
+/// Tensors that share one unbroken run of pages.
 #[derive(Debug)]
 pub(super) struct Candidate {
     pub(super) pages: Range<u64>,
-    /// Positions in the group of the tensors on these pages.
+    /// Positions in the group.
     pub(super) members: Vec<usize>,
 }
 
 /// Whether any tensors form a run of `shortest` bytes, whatever their memory is: if not, the maps, of which a process has
 /// thousands, need not be read.
 pub(super) fn may_stay(tensors: &[Range<u64>], shortest: Bytes) -> bool {
-    !page_runs(tensors.iter(), system::page_size(), shortest).is_empty()
+    let page = system::page_size();
+    let mut merged = Ranges::default();
+    for pages in tensors.iter().filter_map(|bytes| whole_pages(bytes, page)) {
+        merged.insert(pages);
+    }
+    merged.iter().any(|run| run.end - run.start >= shortest.0)
 }
 
-/// The runs of at least `shortest` bytes of whole pages that tensors, given by their address ranges, form in anonymous
-/// memory. Tensors that touch are one run; no two runs share a page.
-pub(super) fn candidates(tensors: &[Range<u64>], maps: &HostMaps, shortest: Bytes) -> Vec<Candidate> {
+/// The runs of at least `shortest` bytes that tensors, given by their address ranges, form in anonymous memory, of pages
+/// that hold nobody else's bytes. Tensors that share a page, or whose pages touch, are in one run. No run has a page of
+/// `taken`, which are registered.
+pub(super) fn candidates(
+    tensors: &[Range<u64>],
+    maps: &HostMaps,
+    taken: &Locked,
+    shortest: Bytes,
+) -> Vec<Candidate> {
     let page = system::page_size();
-    let anonymous = |bytes: &Range<u64>| maps.kind(bytes.clone()) == MemoryKind::Anonymous;
-    let stay: Vec<bool> = tensors.iter().map(anonymous).collect();
-    let staying = || tensors.iter().enumerate().filter(|&(index, _)| stay[index]);
-    let runs = page_runs(staying().map(|(_, bytes)| bytes), page, shortest);
-    let mut candidates: Vec<Candidate> =
-        runs.into_iter().map(|pages| Candidate { pages, members: Vec::new() }).collect();
-    for (index, bytes) in staying() {
-        // The runs are in order, and a tensor, being of one piece, is on the pages of one at most.
-        let home = candidates.partition_point(|candidate| candidate.pages.end <= bytes.start);
-        if let Some(candidate) = candidates.get_mut(home).filter(|home| home.pages.start < bytes.end) {
+    let free = |pages: &Range<u64>| taken.missing(pages.clone()) == [pages.clone()];
+    let usable = |(index, bytes)| Some((index, bytes, anonymous_pages(bytes, maps, page).filter(free)?));
+    let mut members: Vec<(usize, &Range<u64>, Range<u64>)> =
+        tensors.iter().enumerate().filter_map(usable).collect();
+    // Each that goes may leave a neighbour on a page that is no longer all theirs.
+    loop {
+        let ours = ours(&members, shortest);
+        let before = members.len();
+        members.retain(|(_, _, pages)| ours.holding(pages.start).is_some_and(|run| run.end >= pages.end));
+        if members.len() == before {
+            break;
+        }
+    }
+    let mut merged = Ranges::default();
+    for (_, _, pages) in &members {
+        merged.insert(pages.clone());
+    }
+    let long = merged.iter().filter(|run| run.end - run.start >= shortest.0);
+    let mut candidates: Vec<Candidate> = long.map(|pages| Candidate { pages, members: Vec::new() }).collect();
+    for (index, _, pages) in members {
+        // The runs are in order and none holds part of a tensor.
+        let home = candidates.partition_point(|candidate| candidate.pages.end <= pages.start);
+        if let Some(candidate) = candidates.get_mut(home).filter(|home| home.pages.contains(&pages.start)) {
             candidate.members.push(index);
         }
     }
     candidates
 }
 
-/// The runs of whole pages, of at least `shortest` bytes, all of whose bytes are tensors'.
-fn page_runs<'a>(
-    tensors: impl Iterator<Item = &'a Range<u64>>,
-    page: u64,
-    shortest: Bytes,
-) -> Vec<Range<u64>> {
-    let mut merged = Ranges::default();
-    tensors.for_each(|bytes| merged.insert(bytes.clone()));
-    let pages = merged.iter().filter_map(|run| whole_pages(&run, page));
-    pages.filter(|run| run.end - run.start >= shortest.0).collect()
+/// The bytes known to be nobody else's: those of tensors, and the rest of the pages of a tensor that is so long that its
+/// allocation has pages of its own.
+fn ours(members: &[(usize, &Range<u64>, Range<u64>)], alone: Bytes) -> Ranges {
+    let mut ours = Ranges::default();
+    for (_, bytes, pages) in members {
+        let is_alone = bytes.end - bytes.start >= alone.0;
+        ours.insert(if is_alone { pages.clone() } else { (*bytes).clone() });
+    }
+    ours
 }
 
-/// The pages that lie wholly in `bytes`.
+/// The whole pages a tensor touches, if all of them are anonymous memory.
+fn anonymous_pages(bytes: &Range<u64>, maps: &HostMaps, page: u64) -> Option<Range<u64>> {
+    whole_pages(bytes, page).filter(|pages| maps.kind(pages.clone()) == MemoryKind::Anonymous)
+}
+
+/// The whole pages a tensor touches, unless it is empty.
 fn whole_pages(bytes: &Range<u64>, page: u64) -> Option<Range<u64>> {
-    let pages = bytes.start.checked_next_multiple_of(page)?..bytes.end / page * page;
-    (!pages.is_empty()).then_some(pages)
+    let end = bytes.end.checked_next_multiple_of(page)?;
+    (!bytes.is_empty()).then_some(bytes.start / page * page..end)
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 mod tests {
     use super::*;
 
@@ -95,40 +125,42 @@ mod tests {
         let page = system::page_size();
         let bytes: Vec<_> =
             tensors.iter().map(|range| range.start * page / 4..range.end * page / 4).collect();
-        let found = candidates(&bytes, &maps(), Bytes(shortest * page));
+        let found = candidates(&bytes, &maps(), &Locked::default(), Bytes(shortest * page));
         found.into_iter().map(|run| (run.pages.start / page, run.pages.end / page, run.members)).collect()
     }
 
     #[test]
-    fn tensors_that_touch_are_one_run() {
-        assert_eq!(runs(&[64..70, 70..80, 80..84], 1), [(16, 21, vec![0, 1, 2])]);
+    fn tensors_on_shared_or_touching_pages_are_one_run() {
+        assert_eq!(runs(&[64..70, 70..80, 80..84], 5), [(16, 21, vec![0, 1, 2])]);
         assert_eq!(runs(&[100..104, 64..68], 1), [(16, 17, vec![1]), (25, 26, vec![0])]);
     }
 
     #[test]
-    fn a_page_with_any_other_byte_stays_out() {
-        assert_eq!(runs(&[65..75, 76..76], 1), [(17, 18, vec![0])], "strangers at both ends");
-        assert_eq!(runs(&[64..70, 71..80], 1), [(16, 17, vec![0]), (18, 20, vec![1])], "a gap");
-        assert_eq!(
-            runs(&[65..68, 68..76, 76..79], 1),
-            [(17, 19, vec![1])],
-            "nothing of the outer ones is left"
+    fn a_page_with_a_byte_of_others_is_in_no_run() {
+        assert!(runs(&[65..80], 4).is_empty(), "others before");
+        assert!(runs(&[64..79], 4).is_empty(), "others behind");
+        assert!(
+            runs(&[64..71, 72..84], 5).is_empty(),
+            "others between: three pages are left, which is short"
         );
-        assert_eq!(runs(&[66..70, 70..72], 1), [(17, 18, vec![0, 1])], "a page of two tensors");
-        assert!(runs(&[65..71, 73..74], 1).is_empty(), "no whole page");
+        // One that goes takes its neighbours with it up to the first border of pages.
+        assert_eq!(runs(&[64..76, 76..82, 82..86, 86..91], 3), [(16, 19, vec![0])]);
+        // Tensors may share bytes.
+        assert_eq!(runs(&[64..73, 70..80, 64..80], 4), [(16, 20, vec![0, 1, 2])]);
     }
 
     #[test]
-    fn tensors_that_overlap_are_one_run() {
-        assert_eq!(runs(&[64..76, 66..70, 74..80], 1), [(16, 20, vec![0, 1, 2])]);
+    fn a_long_tensor_has_its_pages_to_itself() {
+        assert_eq!(runs(&[65..83], 4), [(16, 21, vec![0])]);
+        // What shares its pages is of the same allocation, and stays if its other pages are full.
+        assert_eq!(runs(&[65..83, 83..88, 89..91], 4), [(16, 22, vec![0, 1])]);
+        assert_eq!(runs(&[65..83, 83..90], 4), [(16, 21, vec![0])]);
     }
 
     #[test]
-    fn runs_whose_whole_pages_are_too_few_stay_out() {
+    fn short_runs_stay_out() {
         assert_eq!(runs(&[64..72, 76..84, 84..88], 3), [(19, 22, vec![1, 2])]);
-        assert!(runs(&[64..72, 77..88], 3).is_empty());
-        assert!(may_stay(&[64 * 4096..70 * 4096, 1..2], Bytes(4096)));
-        assert!(!may_stay(&[64 * 4096 + 1..72 * 4096 - 1, 1..2], Bytes(8 * 4096)));
+        assert!(runs(&[64..72, 76..80], 3).is_empty());
     }
 
     #[test]

@@ -39,6 +39,11 @@ impl Locked {
         self.missing(range).is_empty()
     }
 
+    /// Whether one registration holds all of `range`, so that the driver copies it in one piece.
+    pub(super) fn holds_whole(&self, range: Range<u64>) -> bool {
+        matches!(&self.cut(range)[..], [(_, Some(_))])
+    }
+
     /// Appends `run` to `runs`, cut so that each piece lies in one registration, which it then holds, or in none.
     pub(super) fn split(&self, run: &HostRun, runs: &mut Vec<HostRun>) {
         let whole = run.bytes.range();

@@ -4,6 +4,7 @@ mod builder;
 mod check;
 mod in_place;
 mod locked;
+mod pieces;
 mod report;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,10 +29,13 @@ const PADDING: u64 = 512;
 pub struct StoreOptions {
     /// Copy every tensor into the slab, as if none could stay in place.
     pub slab_only: bool,
-    /// The shortest run of whole pages that is registered where it lies; tensors that begin and end inside pages make
-    /// runs up to two pages shorter than they are. Shorter ones are copied: registering has a cost a call.
+    /// The shortest run of pages that is registered where it lies, and the size from which a tensor counts as having its
+    /// pages to itself. By default 32 MiB: glibc's threshold for giving an allocation a mapping of its own moves, but
+    /// never beyond `DEFAULT_MMAP_THRESHOLD_MAX`, 4·1024·1024·`sizeof(long)` (mallopt(3), `M_MMAP_THRESHOLD`). Smaller
+    /// allocations may share pages with others, whose copies the driver would refuse.
     pub min_in_place: Bytes,
-    /// How much of the slab is filled before it is registered: enough for the full rate of 24 to 33 GB/s.
+    /// The size of the pieces in which the slab is registered if it is refused as a whole. Pieces are up to four times
+    /// as long so that no tensor is cut.
     pub chunk: Bytes,
     /// The most that may be page-locked in this process; beyond it, bytes stay pageable. By default
     /// [`memory_limit`](crate::memory_limit).
@@ -44,7 +48,7 @@ impl Default for StoreOptions {
     fn default() -> Self {
         Self {
             slab_only: false,
-            min_in_place: Bytes::mib(16),
+            min_in_place: Bytes::mib(32),
             chunk: Bytes::mib(256),
             register_limit: None,
             threads: None,
@@ -67,8 +71,8 @@ pub struct HostStore {
 struct Place {
     id: u32,
     bytes: HostBytes,
-    /// Which of its bytes are its owner's, registered; the others were copied into the slab.
-    stays: Range<u64>,
+    /// Its owner's bytes, registered; otherwise it was copied into the slab.
+    stays: bool,
 }
 
 /// What the builder collects and the store reads.
@@ -89,8 +93,11 @@ impl HostStore {
         HostStoreBuilder::new(driver, line, options)
     }
 
-    /// Where a tensor's bytes live now, all of them in one piece. A clone keeps them alive, not page-locked. To read, not
-    /// to copy to a device from: they may be registered in part, and [`runs`](Self::runs) knows where.
+    /// Where a tensor's bytes live now. A clone keeps them alive, not page-locked.
+    ///
+    /// All of them, or any part, can be copied in one call of the driver while the store lives: they lie in one
+    /// registration or in none. Only where the slab was refused as a whole, or fills more than 64 GiB without a hole, may
+    /// a tensor lie in two or be registered in part; a copy of it must then be cut as [`runs`](Self::runs) cuts it.
     pub fn bytes_of(&self, id: u32) -> Option<&HostBytes> {
         self.places.get(id).map(|place| &place.bytes)
     }
@@ -101,9 +108,8 @@ impl HostStore {
     }
 
     /// What must be copied to fill `line` bytes of the line, in order: one run where the slab holds it all and is registered
-    /// in one piece; never a run that is registered in part, which the driver would refuse. A tensor in place is up to
-    /// three runs, of which the ends share theirs with the neighbours'. Gaps between tensors are left out, except
-    /// padding inside a run.
+    /// in one piece; never a run that is registered in part, which the driver would refuse. Gaps between tensors
+    /// are left out, except padding inside a run.
     pub fn runs(&self, line: Range<u64>) -> Vec<HostRun> {
         let mut runs = Vec::new();
         for stretch in self.places.stretches(line) {
@@ -130,8 +136,14 @@ impl Places {
         before.map(|(&(offset, _), place)| (offset, place))
     }
 
+    /// The address ranges of the tensors in the slab, in order, since it mirrors the line.
+    fn in_slab(&self) -> Vec<Range<u64>> {
+        let copied = self.line.values().filter(|place| !place.stays && place.bytes.size() > Bytes::ZERO);
+        copied.map(|place| place.bytes.range()).collect()
+    }
+
     fn placed(&self, place: &Place) -> Placed {
-        let level = if !place.stays.is_empty() {
+        let level = if place.stays {
             HostLevel::InPlace
         } else if self.locked.covers(place.bytes.range()) {
             HostLevel::Slab
@@ -141,65 +153,37 @@ impl Places {
         Placed { id: place.id, bytes: place.bytes.clone(), level }
     }
 
-    /// Adds up the bytes of tensors by the level they are read at.
-    fn count(&self, report: &mut StoreReport) {
-        for (&(offset, _), place) in &self.line {
-            for (piece, stays) in pieces(place.bytes.size(), &place.stays) {
-                let size = Bytes(piece.end - piece.start);
-                if stays {
-                    report.in_place = report.in_place + size;
-                } else if let Some(bytes) = self.slab_bytes(&(offset + piece.start..offset + piece.end)) {
-                    let pageable = self.locked.missing(bytes.range());
-                    let pageable = pageable.iter().map(|range| Bytes(range.end - range.start)).sum();
-                    report.slab = report.slab + (size - pageable);
-                    report.pageable = report.pageable + pageable;
-                }
-            }
-        }
-    }
-
-    /// What lies inside `line`, cut where tensors end and where the slab does; neighbours in the slab with only padding
-    /// between them are one stretch.
+    /// The parts of tensors inside `line`; neighbours in the slab with only padding between them are one stretch.
     fn stretches(&self, line: Range<u64>) -> Vec<HostRun> {
-        let mut stretches: Vec<(Range<u64>, Option<HostBytes>)> = Vec::new();
+        let mut stretches: Vec<(Range<u64>, &Place, u64)> = Vec::new();
         let first = self.last_before(line.start).map_or(line.start, |(offset, _)| offset);
         for (&(offset, _), place) in self.line.range((first, 0)..(line.end.max(first), 0)) {
-            for (piece, stays) in pieces(place.bytes.size(), &place.stays) {
-                let range = (offset + piece.start).max(line.start)..(offset + piece.end).min(line.end);
-                if range.is_empty() {
-                    continue;
+            let start = offset.max(line.start);
+            let end = (offset + place.bytes.size().0).min(line.end);
+            if start >= end {
+                continue;
+            }
+            match stretches.last_mut() {
+                Some((before, last, _)) if !last.stays && !place.stays && start - before.end < PADDING => {
+                    before.end = end;
                 }
-                if stays {
-                    let (skip, size) = (range.start - offset, Bytes(range.end - range.start));
-                    let bytes = place.bytes.part(skip, size, Arc::clone(place.bytes.keep()));
-                    stretches.push((range, Some(bytes)));
-                    continue;
-                }
-                match stretches.last_mut() {
-                    Some((before, None)) if range.start - before.end < PADDING => before.end = range.end,
-                    _ => stretches.push((range, None)),
-                }
+                _ => stretches.push((start..end, place, start - offset)),
             }
         }
-        let run = |(range, bytes): (Range<u64>, Option<HostBytes>)| {
-            let bytes = bytes.or_else(|| self.slab_bytes(&range))?;
-            Some(HostRun::new(range.start, bytes))
+        stretches.into_iter().map(|(range, place, skip)| self.stretch(&range, place, skip)).collect()
+    }
+
+    fn stretch(&self, range: &Range<u64>, place: &Place, skip: u64) -> HostRun {
+        let size = Bytes(range.end - range.start);
+        let bytes = match (&self.slab, place.stays) {
+            (Some(slab), false) => {
+                let keep: KeepAlive = Arc::<Slab>::clone(slab);
+                // SAFETY: the stretch lies in the slab, which `keep` holds; its tensors are filled and are not written
+                // again, and the padding between them is zeroes.
+                unsafe { HostBytes::new(slab.at(range.start), size, keep) }
+            }
+            _ => place.bytes.part(skip, size, Arc::clone(place.bytes.keep())),
         };
-        stretches.into_iter().filter_map(run).collect()
+        HostRun::new(range.start, bytes)
     }
-
-    /// A stretch of the line as it lies in the slab.
-    fn slab_bytes(&self, range: &Range<u64>) -> Option<HostBytes> {
-        let slab = self.slab.as_ref()?;
-        let keep: KeepAlive = Arc::<Slab>::clone(slab);
-        // SAFETY: the stretch lies in the slab, which `keep` holds; what is filled of it is not written again, and the
-        // padding between is zeroes.
-        Some(unsafe { HostBytes::new(slab.at(range.start), Bytes(range.end - range.start), keep) })
-    }
-}
-
-/// A tensor of `size` bytes in pieces, and which of them stay in place.
-fn pieces(size: Bytes, stays: &Range<u64>) -> impl Iterator<Item = (Range<u64>, bool)> + use<> {
-    let pieces = [(0..stays.start, false), (stays.clone(), true), (stays.end..size.0, false)];
-    pieces.into_iter().filter(|(piece, _)| !piece.is_empty())
 }

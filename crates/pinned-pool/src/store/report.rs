@@ -9,8 +9,7 @@ use crate::source::HostBytes;
 /// How the copy engine reads a tensor's host bytes, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostLevel {
-    /// Registered where its owner had them: no copy, no second RAM, but for the ends that share a page with other
-    /// memory.
+    /// Registered where its owner had them: no copy, no second RAM.
     InPlace,
     /// Copied into the slab, which is registered.
     Slab,
@@ -23,10 +22,10 @@ pub enum HostLevel {
 pub struct Placed {
     /// The tensor.
     pub id: u32,
-    /// Where its bytes live from now on, all of them: in the slab unless the level is in place. To read, not to copy
-    /// to a device from: memory in place is registered in part, and the driver refuses such a copy as a whole.
+    /// Where its bytes live from now on: in the slab unless the level is in place. While the store lives, they can be given
+    /// to the driver whole, as [`HostStore::bytes_of`](crate::HostStore::bytes_of) says.
     pub bytes: HostBytes,
-    /// How they are read. A slab that is not registered yet counts as pageable until the store is finished.
+    /// How they are read. The slab is registered when the store is finished and counts as pageable until then.
     pub level: HostLevel,
 }
 
@@ -55,12 +54,11 @@ pub struct StepDown {
 pub struct StoreReport {
     /// Tensor bytes registered where they were.
     pub in_place: Bytes,
-    /// Tensor bytes in registered slab memory, the ends of tensors in place among them.
+    /// Tensor bytes in registered slab memory.
     pub slab: Bytes,
     /// Tensor bytes in slab memory that is not registered.
     pub pageable: Bytes,
-    /// Bytes this store page-locked, each page once: those in place, and whole pages of the slab, a little more than
-    /// `slab`.
+    /// Bytes this store page-locked: whole pages, so a little more than `in_place` and `slab`.
     pub registered: Bytes,
     /// In how many registrations.
     pub registrations: usize,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu_driver::{Bytes, CopyOrder, Driver, Faulty, HostDriver, HostOptions, Verb};
-use pinned_pool::{HostBytes, HostRun, SourceTensor, StoreOptions, TransferStream};
+use pinned_pool::{HostBytes, HostError, HostRun, SourceTensor, StoreOptions, TransferStream};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use vmm_alloc::{AddressSpace, PagePool};
 
@@ -63,7 +63,7 @@ impl Rig {
     }
 }
 
-/// Options under which runs of two pages and more stay in place and chunks are small.
+/// Options under which runs of two pages and more stay in place and parts of a refused slab are small.
 pub fn small_options() -> StoreOptions {
     StoreOptions {
         min_in_place: Bytes(2 * PAGE),
@@ -217,6 +217,16 @@ pub fn upload(rig: &Rig, line: Range<u64>, runs: &[HostRun]) -> Vec<u8> {
     stream.read_back(&space, line.start, &mut bytes).unwrap();
     stream.drain().unwrap();
     bytes
+}
+
+/// Copies host bytes to the device in one call, as an application does that knows nothing of registrations, and back.
+pub fn copied_whole(rig: &Rig, bytes: &HostBytes) -> Result<Vec<u8>, HostError> {
+    let (space, stream) = (rig.space(bytes.size().0), rig.stream());
+    stream.copy(&space, &[HostRun::new(0, bytes.clone())])?;
+    let mut seen = vec![0; bytes.size().as_usize()];
+    stream.read_back(&space, 0, &mut seen)?;
+    stream.drain()?;
+    Ok(seen)
 }
 
 /// Tests that look at process-wide numbers run one at a time.
