@@ -43,7 +43,7 @@ def test_old_storages_that_live_on_are_named() -> None:
 
 def test_large_anonymous_tensors_are_read_in_place() -> None:
     torch.manual_seed(0)
-    model = Towered([nn.Linear(2560, 2560, bias=False) for _ in range(3)], 2560)
+    model = Towered([nn.Linear(2912, 2912, bias=False) for _ in range(3)], 2912)
     addresses = [block.weight.data_ptr() for block in model.blocks]
     x = inputs()
     expected = run(model, x)
@@ -57,7 +57,7 @@ def test_large_anonymous_tensors_are_read_in_place() -> None:
 
 
 def test_a_kept_view_of_a_tensor_in_place_is_named_too() -> None:
-    model = Towered([nn.Linear(2560, 2560, bias=False) for _ in range(2)], 2560)
+    model = Towered([nn.Linear(2912, 2912, bias=False) for _ in range(2)], 2912)
     kept = model.blocks[0].weight.detach()
     with attached(model, 0.8, device=host(granularity=1 << 16)) as attachment:
         assert attachment.report()["survivors"] == ["blocks.0.weight"]
