@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Union
 
 import torch
@@ -75,7 +76,7 @@ class Target:
         index = self.device.index
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if raw is not None:
-            return lambda: raw(index)
+            return partial(raw, index)
         return lambda: torch.cuda.current_stream(index).cuda_stream
 
     def synchronize(self) -> None:

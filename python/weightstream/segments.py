@@ -1,7 +1,8 @@
 """Cuts blocks into segments, from what a recorder saw: pure functions of ownership and traces.
 
 A segment is a run of a block's tensors, consecutive in the block's order, that is read between the entry of its first
-anchor and the exit of its last. An anchor is the innermost module in whose call a tensor is read. Calls of anchors
+anchor and the exit of its last. An anchor is a module in whose call a tensor is read: the innermost, or for coarse cuts
+the outermost that has no more than a third of the block. Calls of anchors
 that overlap merge (the outermost of nested anchors wins), and so do segments that run out of the block's order. A
 block stays one unit where that is all that is safe: a tensor never seen read, read in the block's own forward or
 outside it, or an order that changes.
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from .chunks import chunks, common_ranks
+from .hoisting import hoisted_anchors
 from .ownership import Block, Ownership
 from .trace import Call, Trace, Visit
 
@@ -106,11 +108,12 @@ def small_tensors(ownership: Ownership) -> set[int]:
 
 
 def plan_segments(
-    ownership: Ownership, traces: Sequence[Trace], resident: Collection[int] | None = None
+    ownership: Ownership, traces: Sequence[Trace], resident: Collection[int] | None = None, *, coarse: bool = False
 ) -> StepPlan:
     """The segments that all complete traces allow, and the order of the last of them.
 
-    `resident` are the tensors that never stream; None stands for `small_tensors`.
+    `resident` are the tensors that never stream; None stands for `small_tensors`. With `coarse`, a module that has a
+    third of its block or less is not cut inside, and is the anchor of all that is read in it.
     """
     kept = small_tensors(ownership) if resident is None else set(resident)
     traces = [trace for trace in traces if trace.complete]
@@ -119,13 +122,20 @@ def plan_segments(
     for trace in traces:
         for visit in trace.visits:
             visits.setdefault(visit.block, []).append(visit)
-    plans = [_plan_block(ownership, block, visits.get(block.index, []), kept, stray) for block in ownership.blocks]
+    plans = [
+        _plan_block(ownership, block, visits.get(block.index, []), kept, stray, coarse) for block in ownership.blocks
+    ]
     order = _order(plans, traces[-1]) if traces else []
     return StepPlan(plans, order, sorted(stray))
 
 
 def _plan_block(
-    ownership: Ownership, block: Block, visits: Sequence[Visit], kept: Collection[int], stray: Collection[int]
+    ownership: Ownership,
+    block: Block,
+    visits: Sequence[Visit],
+    kept: Collection[int],
+    stray: Collection[int],
+    coarse: bool,
 ) -> SegmentPlan:
     """One block's segments."""
     tensors = [number for number in block.tensors if number not in kept]
@@ -147,17 +157,31 @@ def _plan_block(
         return one(Reason.UNSEEN, missing)
     if direct := {read.tensor for visit in visits for read in visit.reads if read.call is visit.call} - set(kept):
         return one(Reason.OWN_FORWARD, direct)
+    if coarse:
+        anchors = hoisted_anchors(visits, {number: ownership.tensors[number].nbytes for number in tensors})
+        cut, _ = _cut(visits, anchors, tensors)
+        if len(cut) > 1:
+            return SegmentPlan(block.index, cut, None, "")
     anchors = _anchors(visits)
-    ranks = common_ranks([_groups(visit, anchors, tensors) for visit in visits], tensors)
+    cut, ranks = _cut(visits, anchors, tensors)
     if ranks is None:
         return one(Reason.ORDER)
-    cuts = chunks([ranks[number] for number in tensors])
-    if len(cuts) > 1:
-        cut = tuple(_segment(tensors[first:last], anchors, visits) for first, last in cuts)
+    if len(cut) > 1:
         return SegmentPlan(block.index, cut, None, "")
     if len(tensors) == 1:
         return SegmentPlan(block.index, (_segment(tensors, anchors, visits),), None, "")
     return one(Reason.OVERLAP if len(set(ranks.values())) == 1 else Reason.UNORDERED)
+
+
+def _cut(
+    visits: Sequence[Visit], anchors: dict[int, set[int]], tensors: Sequence[int]
+) -> tuple[tuple[Segment, ...], dict[int, int] | None]:
+    """The segments that given anchors make, none if it would be one; and the order they follow, None if it changes."""
+    ranks = common_ranks([_groups(visit, anchors, tensors) for visit in visits], tensors)
+    cuts = [] if ranks is None else chunks([ranks[number] for number in tensors])
+    if len(cuts) < 2:
+        return (), ranks
+    return tuple(_segment(tensors[first:last], anchors, visits) for first, last in cuts), ranks
 
 
 def _anchors(visits: Sequence[Visit]) -> dict[int, set[int]]:

@@ -7,6 +7,7 @@ blocks again, and the next step is watched.
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -31,6 +32,9 @@ _LEAST_SEGMENT = 4 << 20
 """Bytes below which a copy is far from the link's rate (47 of 55 GB/s at 4 MiB, 31 at 1 MiB)."""
 _LEAST_SHARE = 8
 """A segment need not be larger than its block's bytes divided by this: small models have small blocks."""
+
+_ONE_SLOT = "the ring holds one unit at a time"
+"""How the planner begins to say so."""
 
 
 def streaming_blocks(ownership: Ownership) -> list[Block]:
@@ -112,19 +116,38 @@ class ModelSteps:
         tensors = self._ownership.tensors
         resident = small_tensors(self._ownership) | {tensor.index for tensor in tensors if not tensor.nbytes}
         largest = max((sum(tensors[i].nbytes for i in block.tensors) for block in self._blocks), default=0)
-        plan = coarsen(
-            plan_segments(self._ownership, [trace], resident),
-            self._ownership,
-            min(_LEAST_SEGMENT, largest // _LEAST_SHARE),
+        least = min(_LEAST_SEGMENT, largest // _LEAST_SHARE)
+        # Coarse cuts come first: they take fewer turns. The finest make the ring smaller, should two units not fit.
+        coarse, fine = (
+            coarsen(plan_segments(self._ownership, [trace], resident, coarse=coarse), self._ownership, least)
+            for coarse in (True, False)
         )
-        if plan.stray:
+        if fine.stray:
             # Only a watched operator can be served what it reads out of turn.
-            names = ", ".join(tensors[i].name for i in plan.stray[:4])
+            names = ", ".join(tensors[i].name for i in fine.stray[:4])
             self._note(
                 f"every step is watched, which is slow, since weights are read outside their block's forward: {names}; "
                 f"give attach towers= without that block"
             )
             return
+        self._settled = False
+        made: tuple[dict[int, tuple[Segment, ...]], dict[int, int]] | None = None
+        for plan in (coarse, fine):
+            try:
+                made = self._divide(plan)
+            except WeightstreamError as error:
+                refusal = error
+            if made is not None and (plan.order == fine.order or not self._has_one_slot()):
+                break
+        if made is not None:
+            self._wrap_segments(*made)
+        else:
+            self._note(f"blocks stay whole: {refusal}")
+            self._settled = True
+        self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
+
+    def _divide(self, plan: StepPlan) -> tuple[dict[int, tuple[Segment, ...]], dict[int, int]]:
+        """Makes the engine's units of a plan's segments: gives those it chose and the first unit, both by block."""
         segments = {block.index: _usable(plan, block) for block in self._blocks}
         first: dict[int, int] = {}
         count = 0
@@ -142,19 +165,17 @@ class ModelSteps:
                 unit = first[block_index] + (segment if len(segments[block_index]) > 1 else 0)
                 if not order or order[-1] != unit or segment == 0:
                     order.append(unit)
-        self._settled = False
-        try:
-            units = self._runtime.offloader.segment(cuts, order, self.everywhere)
-        except WeightstreamError as error:
-            self._note(f"blocks stay whole: {error}")
-            self._settled = True
-        else:
-            for block in self._blocks:
-                start, parts = first[block.index], segments[block.index]
-                segments[block.index] = join(parts, units[start : start + len(parts)])
-                first[block.index] = units[start]
-            self._wrap_segments(segments, first)
-        self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
+        units = self._runtime.offloader.segment(cuts, order, self.everywhere)
+        for block in self._blocks:
+            start, parts = first[block.index], segments[block.index]
+            segments[block.index] = join(parts, units[start : start + len(parts)])
+            first[block.index] = units[start]
+        return segments, first
+
+    def _has_one_slot(self) -> bool:
+        """Whether the planner notes that the ring holds one unit at a time: its copies then overlap nothing."""
+        notes = json.loads(self._runtime.offloader.report()).get("notes", ())
+        return any(_ONE_SLOT in note for note in notes)
 
     def _wrap_whole(self) -> None:
         """Makes each block one unit, numbered as the blocks are."""
@@ -179,7 +200,7 @@ class ModelSteps:
                 continue
             # What no segment has is small and resident, but to say "absent" of it is safe and to say "present" is not.
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, _NEVER))
-            turn = SegmentedBlock(self._runtime, ROOT - 1 - block.index)
+            turn = SegmentedBlock(self._runtime, ROOT - 1 - block.index, parts)
             self._overrides.set(block.module, "forward", turn.wrap_block(block.name, inner))
             for number, segment in enumerate(parts):
                 self._runtime.unit_of.update(dict.fromkeys(segment.tensors, unit + number))
