@@ -52,8 +52,11 @@ def cut(model: nn.Module, *runs, steps: int = 1):
     plan = plan_segments(ownership, traces)
     resident = small_tensors(ownership) | set(plan.stray)
     check_plan(ownership, plan, resident - set(plan.stray))
+    coarse = plan_segments(ownership, traces, coarse=True)
+    check_plan(ownership, coarse, resident - set(plan.stray))
     for trace in traces:
         check_replay(plan, trace, resident)
+        check_replay(coarse, trace, resident)
     names = [
         " ".join(ownership.tensors[number].name.split(".", 1)[1].removesuffix(".weight") for number in segment.tensors)
         for segment in plan.blocks[0].segments

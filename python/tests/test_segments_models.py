@@ -145,6 +145,9 @@ def test_segments_replay(name):
     small = small_tensors(ownership)
     check_plan(ownership, plan, small)
     assert check_replay(plan, trace, small) == plan.order
+    coarse = plan_segments(ownership, [trace], coarse=True)
+    check_plan(ownership, coarse, small)
+    assert check_replay(coarse, trace, small) == coarse.order
     first = {ownership.blocks[entry.block].tower: entry for entry in reversed(plan.blocks)}
     counts = {ownership.towers[tower].name: len(entry.segments) for tower, entry in first.items()}
     assert counts == {tower: segments for tower, (_, segments) in EXPECTED[name].items()}

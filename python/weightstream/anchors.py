@@ -50,12 +50,12 @@ class SegmentedBlock:
         marked = self._wrap_marked(name, inner)
         if not self._simple:
             return marked
-        runtime, turns, root, thread, is_graded = self._runtime, self._runtime.open, ROOT, get_ident, _grad_enabled
+        runtime, turns, at_root, thread, is_graded = self._runtime, self._runtime.open, [ROOT], get_ident, _grad_enabled
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
             # Only plainly inside a step there is nothing to do: anchors look after themselves.
-            if not turns or turns[0] != root or runtime.thread != thread() or is_graded():
+            if turns != at_root or runtime.thread != thread() or is_graded():
                 return marked(*args, **kwargs)
             return inner(*args, **kwargs)
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, repeat
-from operator import getitem
+from operator import itemgetter
 from typing import Any
 
 from torch import nn
 
 _ADAPTER_STATE = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 """Attributes of PEFT's tuner layers that decide which adapters a forward adds."""
+
+_training_of, _modules_of = itemgetter("training"), itemgetter("_modules")
 
 
 class Evidence:
@@ -45,8 +47,8 @@ class Evidence:
         return (
             list(map(type, self._modules)) == self._types
             and list(map(dict.get, self._watched, repeat("forward"))) == self._forwards
-            and list(map(getitem, self._states, repeat("training"))) == self._training
-            and list(map(getitem, self._states, repeat("_modules"))) == self._dicts
+            and list(map(_training_of, self._states)) == self._training
+            and list(map(_modules_of, self._states)) == self._dicts
             and not any(self._leaves)
             and list(map(len, self._parents)) == self._lengths
             and list(chain.from_iterable(map(dict.values, self._parents))) == self._children

@@ -42,15 +42,17 @@ _grad_enabled = torch.is_grad_enabled
 def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward) -> Forward:
     """The forward `inner` as one turn of `unit`."""
     enter, leave, stream, turns = runtime.offloader.enter, runtime.offloader.leave, runtime.stream, runtime.open
-    retired, root, thread, is_graded = runtime.retired, ROOT, get_ident, _grad_enabled
+    retired, root, at_root, thread, is_graded = runtime.retired, ROOT, [ROOT], get_ident, _grad_enabled
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
         if retired:
             return inner(*args, **kwargs)
-        if not turns or turns[0] != root or runtime.thread != thread() or unit in turns:
-            if runtime.arrive(unit, name):
-                return inner(*args, **kwargs)
+        # The first comparison spares nearly every turn the others.
+        if turns != at_root or runtime.thread != thread():
+            if not turns or turns[0] != root or runtime.thread != thread() or unit in turns:
+                if runtime.arrive(unit, name):
+                    return inner(*args, **kwargs)
         graded = is_graded()
         if graded:
             refuse_grad(name, "input", args)
