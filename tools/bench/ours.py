@@ -44,7 +44,7 @@ def run(spec):
         "rows": rows,
         "model_bytes": total,
         "link_bytes_per_second": link,
-        "host_visits": visits,
+        "host": host,
         "device": properties.name,
         "device_bytes": properties.total_memory,
         "versions": {"weightstream": weightstream.__version__, "torch": torch.__version__, "cuda": torch.version.cuda},
@@ -151,7 +151,7 @@ def host_time(spec):
     if not visits:
         raise RuntimeError("the small model did not stream")
     result = {
-        "host_visits": visits,
+        "host": host,
         "host_us_per_visit": statistics.median(mine - idle for mine, idle, _ in found) / visits * 1e6,
         "host_us_per_visit_beside_waiting": statistics.median(mine - waiting for mine, _, waiting in found) / visits * 1e6,
         "native_us_per_visit": native / visits,
