@@ -151,7 +151,7 @@ def host_time(spec):
     if not visits:
         raise RuntimeError("the small model did not stream")
     result = {
-        "host": host,
+        "host_visits": visits,
         "host_us_per_visit": statistics.median(mine - idle for mine, idle, _ in found) / visits * 1e6,
         "host_us_per_visit_beside_waiting": statistics.median(mine - waiting for mine, _, waiting in found) / visits * 1e6,
         "native_us_per_visit": native / visits,
