@@ -104,12 +104,12 @@ def run_binary(binary, only):
     program.chmod(0o755)
     environment = os.environ | {"WEIGHTSTREAM_REQUIRE_GPU": "1", "RUST_BACKTRACE": "1"}
     command = [str(program), "--include-ignored", "--test-threads=1", "--nocapture", *([only] if only else [])]
-    output, _ = shown(command, environment)
+    output, code = shown(command, environment)
     counts = re.findall(r"test result: \S+ (\d+) passed; (\d+) failed;", output)
     passed, failed = (sum(int(pair[index]) for pair in counts) for index in (0, 1))
     # A test that finds no device says so and returns, which its runner counts as passed.
     skipped = len(set(re.findall(r"\bskipped (\w+):", output)))
-    return part(binary["name"], len(binary["tests"]), max(0, passed - skipped), failed)
+    return part(binary["name"], len(binary["tests"]), max(0, passed - skipped), failed, code)
 
 
 def run_pytest(environment, listed, only):
@@ -118,9 +118,10 @@ def run_pytest(environment, listed, only):
         report = pathlib.Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--color=no", "-p", "no:cacheprovider"]
         command += ["-rs", "--durations=10", f"--junitxml={report}", *(["-k", only] if only else []), "tests"]
-        shown(command, environment | {"WEIGHTSTREAM_REQUIRE_GPU": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+        environment = environment | {"WEIGHTSTREAM_REQUIRE_GPU": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        _, code = shown(command, environment)
         passed, failed = read_report(report)
-    return part("pytest", listed, passed, failed)
+    return part("pytest", listed, passed, failed, code)
 
 
 def read_report(report):
@@ -136,13 +137,16 @@ def read_report(report):
     return passed, failed
 
 
-def part(name, listed, passed, failed):
-    """One line of the summary."""
+def part(name, listed, passed, failed, code=0):
+    """One line of the summary. A program that crashed or hung after its tests has failed, whatever they said."""
+    if code != 0:
+        failed = max(1, failed)
     return {
         "name": name,
         "listed": listed,
         "passed": passed,
         "failed": failed,
+        "exit_status": code,
         "missing": max(0, listed - passed - failed),
     }
 

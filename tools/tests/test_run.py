@@ -1,6 +1,8 @@
 """The GPU gate's `run.py`, with a made-up bundle and a made-up device."""
 
+import contextlib
 import json
+import pathlib
 
 import pytest
 import run
@@ -25,7 +27,7 @@ def bundle(tmp_path, monkeypatch):
 
 def python_part(monkeypatch, passed, failed):
     monkeypatch.setattr(run, "run_pytest", lambda environment, listed, only: run.part("pytest", listed, passed, failed))
-    monkeypatch.setattr(run, "packages", lambda: __import__("contextlib").nullcontext({}))
+    monkeypatch.setattr(run, "packages", lambda: contextlib.nullcontext({}))
 
 
 def last_json(capfd):
@@ -63,6 +65,30 @@ def test_a_program_that_says_too_little_is_missing_tests(bundle, monkeypatch, ca
     (bundle / "bin" / "gpu-driver-cuda").write_text("#!/bin/sh\necho crashed\nexit 101\n")
     assert run.gate(["--json"]) == 1
     assert last_json(capfd)["missing"] == 2
+
+
+@pytest.mark.parametrize("ending", ["exit 1", "kill -SEGV $$", "exec sleep 30"])
+def test_a_program_that_ends_badly_after_its_tests_is_red(bundle, monkeypatch, capfd, ending):
+    python_part(monkeypatch, 3, 0)
+    monkeypatch.setattr(run, "LIMIT", 2)
+    program = bundle / "bin" / "gpu-driver-cuda"
+    program.write_text(program.read_text().replace("exit $CODE", ending))
+    assert run.gate(["--json"]) == 1
+    outcome = last_json(capfd)
+    assert (outcome["result"], outcome["passed"], outcome["failed"], outcome["missing"]) == ("red", 5, 1, 0)
+
+
+@pytest.mark.parametrize(("code", "red"), [(0, 0), (3, 1)])
+def test_a_pytest_that_ends_badly_after_its_tests_is_red(bundle, monkeypatch, code, red):
+    def shown(command, environment):
+        if report := [word for word in command if word.startswith("--junitxml=")]:
+            pathlib.Path(report[0].split("=")[1]).write_text('<testsuites><testsuite tests="3"/></testsuites>')
+            return "", code
+        return "test result: ok. 2 passed; 0 failed;", 0
+
+    monkeypatch.setattr(run, "packages", lambda: contextlib.nullcontext({}))
+    monkeypatch.setattr(run, "shown", shown)
+    assert run.gate([]) == red
 
 
 def test_a_test_that_found_no_device_did_not_run(bundle, monkeypatch, capfd):
