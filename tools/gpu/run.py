@@ -138,8 +138,9 @@ def read_report(report):
 
 
 def part(name, listed, passed, failed, code=0):
-    """One line of the summary. A program that crashed or hung after its tests has failed, whatever they said."""
-    if code != 0:
+    """One line of the summary. A program that crashed or hung after its last test has failed, whatever they said."""
+    missing = max(0, listed - passed - failed)
+    if code != 0 and missing == 0:
         failed = max(1, failed)
     return {
         "name": name,
@@ -147,7 +148,7 @@ def part(name, listed, passed, failed, code=0):
         "passed": passed,
         "failed": failed,
         "exit_status": code,
-        "missing": max(0, listed - passed - failed),
+        "missing": missing,
     }
 
 
