@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attach_models import Towered, assert_same_state, attached, inputs, run, same_bits
+from attach_models import Towered, attached, inputs, run, same_bits
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import return_and_correct_aliasing
@@ -108,9 +108,9 @@ def test_torchao_weights() -> None:
     x = inputs()
     expected = run(model, x)
     state = {name: value for name, value in model.state_dict().items() if "bias" in name}
-    with attached(model, budget="60KiB") as attachment:
+    with attached(model, budget="28KiB") as attachment:
         for _ in range(3):
             assert same_bits(run(model, x), expected)
         assert attachment.stats()["copies"] > 0
     assert same_bits(run(model, x), expected)
-    assert_same_state(nn.Module(), {}) or all(same_bits(model.state_dict()[name], state[name]) for name in state)
+    assert state and all(same_bits(model.state_dict()[name], state[name]) for name in state)

@@ -26,7 +26,7 @@ struct Cli {
 enum Command {
     /// Run a real model resident and streamed through a memory budget, and compare the two.
     Demo(demo::Args),
-    /// Run every check: format, clippy, tidy, Rust tests, doc tests, the wheel, and pytest on it.
+    /// Run every check: format, clippy, tidy, Rust tests, doc tests, Python lint, the wheel, and pytest on it.
     Test(test::Args),
     /// Build and run the tests that need an NVIDIA GPU, here or on another machine.
     GpuGate(gpu_gate::Args),

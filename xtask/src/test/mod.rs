@@ -9,11 +9,16 @@ use anyhow::{Context, Result, bail};
 
 use self::counts::Counts;
 use self::stages::{Report, Stage};
-use crate::python::{Requirements, Venv};
+use crate::python::{Library, Requirements, Venv};
 use crate::{process, python, tidy, wheel, workspace};
 
 /// The Python module's crate.
 const BINDINGS: &str = "py-bindings";
+/// What the table says where its tests cannot be linked.
+const NO_LIBRARY: &str = "without py-bindings: this machine's Python has no library to link with";
+
+/// Tells Python's tests that a package which cannot be imported is a failure.
+const REQUIRE_PACKAGES: &str = "WEIGHTSTREAM_REQUIRE_PACKAGES";
 
 /// How to run the checks.
 #[derive(Debug, clap::Args)]
@@ -34,9 +39,10 @@ const STAGES: &[Stage] = &[
     Stage { name: "format", run: |_, _| format() },
     Stage { name: "clippy", run: |_, _| clippy() },
     Stage { name: "tidy", run: |_, _| tidy::check() },
-    Stage { name: "rust tests", run: |_, counts| rust_tests(counts) },
+    Stage { name: "rust tests", run: rust_tests },
     Stage { name: "doc tests", run: |_, counts| doc_tests(counts) },
     Stage { name: "environment", run: |shared, _| environment(shared) },
+    Stage { name: "python lint", run: |shared, _| python_lint(shared) },
     Stage { name: "wheel", run: |shared, _| build_wheel(shared) },
     Stage { name: "pytest", run: pytest },
 ];
@@ -69,6 +75,8 @@ pub struct Shared {
     torch: Option<String>,
     venv: Option<Venv>,
     wheel_installed: bool,
+    /// What the stage that runs leaves out, for the table.
+    note: Option<&'static str>,
 }
 
 fn format() -> Result<()> {
@@ -92,17 +100,23 @@ fn component(command: &str, name: &str) -> Result<()> {
     asked.map(drop).with_context(|| format!("there is no {name}; `rustup component add {name}` installs it"))
 }
 
-/// Unit and integration tests. Those of the Python module's crate need Python as a library to link with, which not
-/// every machine has; its behaviour is tested by pytest in any case.
-fn rust_tests(counts: &mut Counts) -> Result<()> {
+/// Unit and integration tests.
+fn rust_tests(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
+    let (cargo, left_out) = rust_tests_command(python::library());
+    shared.note = left_out;
+    counted(cargo, counts)
+}
+
+/// The tests of the Python module's crate need Python as a library to link with, which not every machine has; its
+/// behaviour is tested by pytest in any case. Also says what is left out.
+fn rust_tests_command(library: Option<Library>) -> (Command, Option<&'static str>) {
     let targets = ["--lib", "--bins", "--tests", "--examples"];
-    if let Some(library) = python::library() {
+    if let Some(library) = library {
         let mut cargo = cargo_test(&targets, &[]);
         cargo.env("PYO3_PYTHON", library.python).env("LD_LIBRARY_PATH", library.folder);
-        counted(cargo, counts)
+        (cargo, None)
     } else {
-        eprintln!("{BINDINGS}: left out, since this machine's Python has no library to link with");
-        counted(cargo_test(&targets, &["--exclude", BINDINGS]), counts)
+        (cargo_test(&targets, &["--exclude", BINDINGS]), Some(NO_LIBRARY))
     }
 }
 
@@ -140,19 +154,74 @@ fn build_wheel(shared: &mut Shared) -> Result<()> {
     Ok(())
 }
 
-/// Python's tests, in one process with one thread: see [`Venv::command`].
+/// Names that nothing defines and files that do not parse; the tools' files are also formatted.
+fn python_lint(shared: &Shared) -> Result<()> {
+    let venv = shared.venv.as_ref().context("there is no environment")?;
+    let ruff = |words: &[&str]| {
+        let mut python = venv.command();
+        python.args(["-m", "ruff"]).args(words);
+        process::run(&mut python)
+    };
+    ruff(&["check", "--no-cache", "python", "tools"])?;
+    ruff(&["format", "--no-cache", "--check", "tools"]).context("run `.venv/bin/ruff format tools`")
+}
+
 fn pytest(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
     let venv = shared.venv.as_ref().context("there is no environment")?;
     if !shared.wheel_installed {
         bail!("the wheel was not built, and an older one would be tested in its place");
     }
-    let mut python = venv.command();
+    let mut python = pytest_command(venv.command(), shared.torch.is_none());
+    process::tee(&mut python, |line| counts.see_pytest(line))?;
+    counts.some_ran()
+}
+
+/// Python's tests, in one process with one thread: see [`Venv::command`]. With the pinned packages, one that cannot be
+/// imported fails the tests that need it; with another PyTorch they are skipped.
+fn pytest_command(mut python: Command, pinned: bool) -> Command {
     python.args(["-m", "pytest", "--color=no", "-q", "-m", "not gpu", "--durations=10", "python/tests"]);
-    if shared.torch.is_none() {
-        python.arg("tools/tests");
+    if pinned {
+        python.arg("tools/tests").env(REQUIRE_PACKAGES, "1");
+    } else {
+        python.env_remove(REQUIRE_PACKAGES);
     }
     // The tests must find the installed wheel, never the source folder.
     python.env("PYTHONSAFEPATH", "1");
-    process::tee(&mut python, |line| counts.see_pytest(line))?;
-    counts.some_ran()
+    python
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(command: &Command) -> Vec<String> {
+        command.get_args().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    fn requires_packages(command: &Command) -> bool {
+        command.get_envs().any(|(name, value)| name == REQUIRE_PACKAGES && value.is_some())
+    }
+
+    #[test]
+    fn a_crate_that_cannot_be_linked_is_left_out_aloud() {
+        let (cargo, note) = rust_tests_command(None);
+        assert!(words(&cargo).contains(&BINDINGS.to_owned()));
+        assert!(note.is_some_and(|note| note.contains(BINDINGS)));
+        let (cargo, note) =
+            rust_tests_command(Some(Library { python: "python3".into(), folder: "lib".into() }));
+        assert!(!words(&cargo).contains(&BINDINGS.to_owned()));
+        assert_eq!(note, None);
+    }
+
+    #[test]
+    fn a_pinned_package_that_is_missing_skips_no_test() {
+        let pinned = pytest_command(Command::new("python"), true);
+        assert!(requires_packages(&pinned) && words(&pinned).contains(&"tools/tests".to_owned()));
+        assert!(!requires_packages(&pytest_command(Command::new("python"), false)));
+    }
+
+    #[test]
+    fn names_that_nothing_defines_are_looked_for() {
+        assert!(STAGES.iter().any(|stage| stage.name == "python lint"));
+    }
 }

@@ -23,6 +23,8 @@ struct Entry {
     outcome: Outcome,
     took: Duration,
     counts: Counts,
+    /// What it left out.
+    note: Option<&'static str>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -52,6 +54,7 @@ impl Report {
                     outcome: Outcome::NotRun,
                     took: Duration::ZERO,
                     counts: Counts::default(),
+                    note: None,
                 }
             };
             report.entries.push(entry);
@@ -80,10 +83,10 @@ impl Report {
 
     /// A table for people.
     pub fn table(&self) -> String {
-        let mut text = String::from("stage         result      time    tests\n");
+        let mut text = String::from("stage         result      time    tests  note\n");
         for entry in &self.entries {
             let (result, note) = match &entry.outcome {
-                Outcome::Passed => ("passed", ""),
+                Outcome::Passed => ("passed", entry.note.unwrap_or_default()),
                 Outcome::Failed(why) => ("FAILED", why.as_str()),
                 Outcome::NotRun => ("not run", ""),
             };
@@ -93,7 +96,8 @@ impl Report {
             } else {
                 entry.counts.passed.to_string()
             };
-            let _ = writeln!(text, "{:<13} {result:<8} {seconds:>6.1} s {tests:>8}  {note}", entry.name);
+            let line = format!("{:<13} {result:<8} {seconds:>6.1} s {tests:>8}  {note}", entry.name);
+            let _ = writeln!(text, "{}", line.trim_end());
         }
         text
     }
@@ -108,7 +112,7 @@ impl Report {
             };
             serde_json::json!({
                 "name": entry.name, "result": result, "seconds": entry.took.as_secs_f64(),
-                "passed": entry.counts.passed, "failed": entry.counts.failed,
+                "passed": entry.counts.passed, "failed": entry.counts.failed, "note": entry.note,
             })
         };
         serde_json::json!({
@@ -126,6 +130,7 @@ impl Report {
 fn run_one(stage: &Stage, shared: &mut Shared) -> Entry {
     let start = Instant::now();
     let mut counts = Counts::default();
+    shared.note = None;
     let outcome = match (stage.run)(shared, &mut counts) {
         Ok(()) => Outcome::Passed,
         Err(error) => {
@@ -133,7 +138,7 @@ fn run_one(stage: &Stage, shared: &mut Shared) -> Entry {
             Outcome::Failed(reason(&error, counts))
         }
     };
-    Entry { name: stage.name, outcome, took: start.elapsed(), counts }
+    Entry { name: stage.name, outcome, took: start.elapsed(), counts, note: shared.note }
 }
 
 /// Why a stage failed, in a few words for the table; the whole error was printed when it happened.
@@ -173,6 +178,23 @@ mod tests {
         assert!(report.table().contains("not run"), "{}", report.table());
         let report = Report::of(&stages, true, Shared::default());
         assert_eq!((report.passed(), report.failed()), (4, 1));
+    }
+
+    #[test]
+    fn what_a_stage_left_out_stands_in_the_table_beside_it() {
+        let partial = Stage {
+            name: "partial",
+            run: |shared, _| {
+                shared.note = Some("a crate was left out");
+                Ok(())
+            },
+        };
+        let report = Report::of(&[partial, QUIET], false, Shared::default());
+        let table = report.table();
+        let noted: Vec<_> = table.lines().filter(|line| line.ends_with("a crate was left out")).collect();
+        assert!(noted.len() == 1 && noted[0].starts_with("partial"), "{table}");
+        assert_eq!(report.json()["stages"][0]["note"], "a crate was left out");
+        assert!(report.json()["stages"][1]["note"].is_null());
     }
 
     #[test]
