@@ -153,7 +153,9 @@ def host_time(spec):
     result = {
         "host_visits": visits,
         "host_us_per_visit": statistics.median(mine - idle for mine, idle, _ in found) / visits * 1e6,
-        "host_us_per_visit_beside_waiting": statistics.median(mine - waiting for mine, _, waiting in found) / visits * 1e6,
+        "host_us_per_visit_beside_waiting": statistics.median(mine - waiting for mine, _, waiting in found)
+        / visits
+        * 1e6,
         "native_us_per_visit": native / visits,
         "submit_us": [statistics.median(times) * 1e6 for times in zip(*found, strict=True)],
     }
