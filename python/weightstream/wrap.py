@@ -9,13 +9,13 @@ The locals `runtime` and `unit` of these functions are read by `Runtime` to find
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Protocol
 
 import torch
 
-from .errors import ForwardError
+from .gradients import refuse_grad
 from .runtime import ROOT, Runtime
 
 __all__ = ["Forward", "Steps", "refuse_grad", "wrap_root", "wrap_unit"]
@@ -101,18 +101,3 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
         return result
 
     return runtime.wrapper(forward)
-
-
-def refuse_grad(name: str, what: str, values: Iterable[Any]) -> None:
-    """Raises ForwardError if a tensor in `values` requires grad: its gradient would silently be wrong."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                raise ForwardError(
-                    f"an {what} of {name} requires grad, and gradients through streamed weights would be wrong; "
-                    f"run under torch.no_grad() or torch.inference_mode()"
-                )
-        elif isinstance(value, (list, tuple)):
-            refuse_grad(name, what, value)
-        elif isinstance(value, dict):
-            refuse_grad(name, what, value.values())
