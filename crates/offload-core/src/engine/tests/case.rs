@@ -29,8 +29,8 @@ pub(super) struct Tally {
     pub(super) on_demand: u64,
 }
 
-/// Runs the case of a seed, with a mistake in the engine if one is given.
-pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, String> {
+/// Runs the case of a seed, with a mistake in the engine if one is given. Of several failures, wrong bytes come first.
+pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, Failure> {
     let mut rng = Rng::new(seed);
     let desc = draw_rig(&mut rng, seed, mutant);
     let layout = desc.layout();
@@ -38,19 +38,22 @@ pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, String> {
     let limit = plans.iter().map(|(_, budget)| *budget).max().unwrap_or_default();
     let plans = plans.into_iter().map(|(plan, _)| plan).collect();
     let mut case = Case::new(rng, &desc, plans, limit)?;
-    let ran = case.run().map_err(|failure| failure.to_string());
+    let ran = case.run();
     // Whatever happened, nothing may be in flight when the rig goes.
-    let finished = case.rig.finish().map_err(|failure| failure.to_string());
-    let closed = case.rig.engine.close(StreamHandle::DEFAULT).map_err(|error| format!("close: {error}"));
-    ran.and(finished).and(closed)?;
+    let finished = case.rig.finish();
+    let closed = case.rig.engine.close(StreamHandle::DEFAULT).map_err(Failure::Error);
+    match (ran, finished) {
+        (Err(Failure::Error(_)), Err(wrong @ Failure::Wrong(_))) => return Err(wrong),
+        (ran, finished) => ran.and(finished).and(closed)?,
+    }
     let peak = case.rig.pool.report().peak;
     if peak > Bytes(limit) {
-        return Err(format!("{peak} of pages were held, the limit is {limit}"));
+        return Err(Failure::Left(format!("{peak} of pages were held, the limit is {limit}")));
     }
     let (host, tally) = (case.rig.host.clone(), case.tally);
     case.rig.drop_engine_then_streams();
     if !host.counters().nothing_alive() {
-        return Err(format!("left behind: {:?}", host.counters()));
+        return Err(Failure::Left(format!("left behind: {:?}", host.counters())));
     }
     Ok(tally)
 }
@@ -68,9 +71,9 @@ struct Case {
 }
 
 impl Case {
-    fn new(rng: Rng, desc: &RigDesc, mut plans: Vec<Plan>, limit: u64) -> Result<Self, String> {
+    fn new(rng: Rng, desc: &RigDesc, mut plans: Vec<Plan>, limit: u64) -> Result<Self, Failure> {
         let first = plans.remove(0);
-        let rig = Rig::new(desc, first, limit).map_err(|error| format!("start: {error}"))?;
+        let rig = Rig::new(desc, first, limit)?;
         let (open, held) = (Vec::new(), Vec::new());
         Ok(Self { rng, rig, plans, open, held, copies_before: 0, tally: Tally::default() })
     }

@@ -218,20 +218,22 @@ impl Rig {
     }
 }
 
-/// How a step ended badly.
+/// How a step or a whole case ended badly.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// A call failed.
     Error(EngineError),
     /// Computation read wrong bytes.
     Wrong(Wrong),
+    /// More memory was held than allowed, or something was left behind at the end.
+    Left(String),
 }
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Error(error) => write!(f, "{error}"),
-            Self::Wrong(what) => write!(f, "{what}"),
+            Self::Wrong(what) | Self::Left(what) => write!(f, "{what}"),
         }
     }
 }
