@@ -52,7 +52,8 @@ def _check_hooks(where: str, module: nn.Module) -> None:
 
 def _check_tensor(path: str, tensor: Tensor) -> None:
     """Refuses tensors that are not in host memory."""
-    if isinstance(tensor, ManagedParameter):
+    # Before PyTorch 2.6 isinstance calls any wrapped parameter an instance of every parameter class.
+    if issubclass(type(tensor), ManagedParameter):
         raise StateError(f"{path} belongs to a model that is attached; detach() it first")
     if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
         return  # named by the ownership pass

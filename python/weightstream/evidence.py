@@ -16,7 +16,10 @@ from torch import nn
 _ADAPTER_STATE = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
 """Attributes of PEFT's tuner layers that decide which adapters a forward adds."""
 
-_training_of, _modules_of = itemgetter("training"), itemgetter("_modules")
+_COMPILED = "_compiled_call_impl"
+"""What `nn.Module.compile` sets: the module's calls, compiled. Asked of modules with children only."""
+
+_modules_of = itemgetter("_modules")
 
 
 class Evidence:
@@ -28,12 +31,15 @@ class Evidence:
         self._modules = list(model.modules())
         self._types = list(map(type, self._modules))
         self._states = [module.__dict__ for module in self._modules]
-        self._training = [state["training"] for state in self._states]
+        # A wrapper such as torch.compile's has no `training` of its own: it asks the module that it wraps.
+        self._training = [state.get("training") for state in self._states]
         self._watched = [module.__dict__ for module in self._modules if id(module) not in ignored]
         self._forwards = [state.get("forward") for state in self._watched]
         self._dicts = [state["_modules"] for state in self._states]
         self._leaves = [children for children in self._dicts if not children]
+        self._calling = [state for state in self._states if state["_modules"]]
         self._parents = [children for children in self._dicts if children]
+        self._compiled = [state.get(_COMPILED) for state in self._calling]
         self._lengths = list(map(len, self._parents))
         self._children = list(chain.from_iterable(map(dict.values, self._parents)))
         self._classes = {kind: kind.forward for kind in self._types}
@@ -47,7 +53,8 @@ class Evidence:
         return (
             list(map(type, self._modules)) == self._types
             and list(map(dict.get, self._watched, repeat("forward"))) == self._forwards
-            and list(map(_training_of, self._states)) == self._training
+            and list(map(dict.get, self._states, repeat("training"))) == self._training
+            and list(map(dict.get, self._calling, repeat(_COMPILED))) == self._compiled
             and list(map(_modules_of, self._states)) == self._dicts
             and not any(self._leaves)
             and list(map(len, self._parents)) == self._lengths

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ._native import Offloader
+from .compiled import compiling, refuse_freezing
 from .devices import Target
 from .errors import StateError, WeightstreamError
 from .uncompiled import uncompiled
@@ -41,10 +42,14 @@ class Runtime:
         """What wrapped forwards look at to know that they are no longer in force; true once they are not."""
         self.detached = False
         """Whether the model was given back; a root's wrapped forward that somebody kept then passes its calls through."""
+        self.closing = False
+        """Whether the model is being given back: no forward may begin, and until all of it is done none will."""
         self.thread = 0
         """The thread that opened them."""
         self.held: dict[int, int] = {}
         """How often each owned tensor is held by `resident`."""
+        self.holders: list[int] = []
+        """The threads that hold them."""
         self.unit_of: dict[int, int] = {}
         """The unit of each owned tensor that streams; what is not in it is always present."""
         self._wrappers: set[CodeType] = set()
@@ -65,7 +70,8 @@ class Runtime:
 
         def present() -> bool:
             unit = self.unit_of.get(tensor)
-            return unit is None or unit in self.open or tensor in self.held
+            # Another thread's turn may end while this one reads.
+            return unit is None or (unit in self.open and self.thread == get_ident()) or tensor in self.held
 
         return present
 
@@ -76,8 +82,14 @@ class Runtime:
         may not enter.
         """
         self.check_process(name)
+        if self.closing:
+            raise StateError(
+                f"{name} was called while its model is being detached; if that was interrupted, call detach() again"
+            )
         if not self.open:
             self.check_stream(name)
+            if compiling():
+                refuse_freezing(name)
         elif self.thread != get_ident():
             if self._running(sys._current_frames().get(self.thread)):
                 raise StateError(
@@ -126,9 +138,21 @@ class Runtime:
             with suppress(WeightstreamError):
                 self.offloader.close()
 
-    def inside(self) -> bool:
-        """Whether the calling thread is in a forward of this model."""
-        return bool(self.open) and self._running(sys._getframe(1))
+    def check_idle(self) -> None:
+        """Raises StateError while any thread is in a forward of this model, or computes with what it holds.
+
+        With `closing` set before, no forward begins behind this look.
+        """
+        here = get_ident()
+        for thread, frame in sys._current_frames().items():
+            if self._running(frame):
+                who = "the model" if thread == here else "another thread"
+                what = "is running" if thread == here else "runs the model"
+                raise StateError(f"detach was called while {who} {what}; let its forward end first")
+            if thread != here and thread in self.holders:
+                raise StateError("detach was called while another thread is in `with attachment.resident(...)`")
+        if self.open:
+            self.recover()
 
     def _running(self, frame: FrameType | None, unit: int | None = None) -> bool:
         """Whether a wrapped forward of this model (that of `unit`, if given) is on the stack that ends in `frame`."""

@@ -16,6 +16,7 @@ from torch import nn
 from ._native import Hold
 from .anchors import SegmentedBlock
 from .binding import Binding
+from .compiled import COMPILES, check_compiled, compiling, holds_compiled, refuse_freezing, uncompiled_step
 from .errors import StateError, WeightstreamError
 from .evidence import Evidence
 from .overrides import Overrides
@@ -48,8 +49,10 @@ class ModelSteps:
     everywhere = False
     """Whether blocks are cut wherever they can be, and not only where the planner finds that it pays. For tests."""
 
-    def __init__(self, model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime) -> None:
-        """Wraps every block as one unit."""
+    def __init__(
+        self, model: nn.Module, ownership: Ownership, binding: Binding, runtime: Runtime, turns: Overrides
+    ) -> None:
+        """Wraps every block as one unit. What is wrapped goes through `turns`, also if this is interrupted."""
         self.notes: list[str] = []
         """What was decided that a user may want to know, for the report."""
         self.segments: dict[str, int] = {}
@@ -60,10 +63,13 @@ class ModelSteps:
         self._runtime = runtime
         self._blocks = streaming_blocks(ownership)
         self._inner: dict[int, Forward] = {}
-        self._overrides = Overrides()
+        self._overrides = turns
         self._evidence: Evidence | None = None
         self._recorder: Recorder | None = None
         self._borrowed: list[Hold] = []
+        check_compiled(model)
+        self._compiled = holds_compiled(model) is not None
+        """Whether anything of the model has been seen to be compiled: its blocks then stay whole, a graph each."""
         self._settled = False
         """Whether the wrapped forwards are those of the engine's units: not while either changes, or was cut short."""
         self._wrap_whole()
@@ -80,8 +86,11 @@ class ModelSteps:
             raise StateError(
                 f"{moved} is not where attach put it: something replaced or moved it; detach() before changing weights"
             )
+        within = compiling()
+        if self._compiled:
+            refuse_freezing(type(self._model).__name__)
         if self._evidence is not None:
-            believed = self._evidence.holds()
+            believed = self._evidence.holds() and (self._compiled or not within)
         else:
             believed = not self._overrides.changed()
         if not (believed and self._settled):
@@ -94,10 +103,14 @@ class ModelSteps:
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the root's call, watched if there is no evidence yet."""
         if self._evidence is not None:
-            return inner(*args, **kwargs)
+            if COMPILES or not compiling():
+                return inner(*args, **kwargs)
+            with uncompiled_step():
+                return inner(*args, **kwargs)
         self._recorder = None
+        self._compiled = self._compiled or compiling() or holds_compiled(self._model) is not None
         recorder = _Lending(self)
-        with recorder.recording():
+        with uncompiled_step(), recorder.recording():
             result = inner(*args, **kwargs)
         self._recorder = recorder
         return result
@@ -129,6 +142,10 @@ class ModelSteps:
                 f"every step is watched, which is slow, since weights are read outside their block's forward: {names}; "
                 f"give attach towers= without that block"
             )
+            return
+        if self._compiled:
+            self._note("blocks stay whole, since the model is compiled: a cut inside a block would cut its graph")
+            self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
             return
         self._settled = False
         made: tuple[dict[int, tuple[Segment, ...]], dict[int, int]] | None = None
