@@ -3,11 +3,13 @@
 Its blocks are those of video models: self-attention, cross-attention to a text of 512 tokens, and a feed-forward.
 """
 
+import place
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 TEXT = 512
+SIZE = {"dim": 5120, "feed": 13824, "heads": 40}
 
 
 class Attention(nn.Module):
@@ -58,15 +60,15 @@ class DiT(nn.Module):
         return x
 
 
-def build(blocks=24, dim=5120, feed=13824, heads=40):
+def build(blocks=24, size=None):
     """The model in host memory; the GPU only makes the random numbers."""
     with torch.device("meta"):
-        model = DiT(blocks, dim, feed, heads).to(torch.bfloat16)
+        model = DiT(blocks, **(size or SIZE)).to(torch.bfloat16)
     model.to_empty(device="cpu")
-    generator = torch.Generator(device="cuda").manual_seed(0)
+    generator = torch.Generator(device=place.TENSORS).manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            values = torch.empty(parameter.shape, dtype=parameter.dtype, device="cuda")
+            values = torch.empty(parameter.shape, dtype=parameter.dtype, device=place.TENSORS)
             parameter.copy_(values.normal_(0, 0.01, generator=generator))
     torch.cuda.empty_cache()
     return model.eval().requires_grad_(False)
@@ -78,17 +80,19 @@ def on_gpu(model):
     feed, dim = first.f1.weight.shape
     with torch.device("meta"):
         twin = DiT(len(model.blocks), dim, feed, first.a.heads).to(torch.bfloat16)
-    twin.to_empty(device="cuda")
+    twin.to_empty(device=place.TENSORS)
     with torch.no_grad():
         for target, source in zip(twin.parameters(), model.parameters(), strict=True):
             target.copy_(source)
     return twin.eval().requires_grad_(False)
 
 
-def inputs(seq, dim=5120):
+def inputs(seq, size=None):
     """Hidden states and text for one call, the same in every process."""
-    generator = torch.Generator(device="cuda").manual_seed(seq)
-    return [torch.randn(1, n, dim, device="cuda", dtype=torch.bfloat16, generator=generator) * 0.5 for n in (seq, TEXT)]
+    dim = (size or SIZE)["dim"]
+    generator = torch.Generator(device=place.TENSORS).manual_seed(seq)
+    make = {"device": place.TENSORS, "dtype": torch.bfloat16, "generator": generator}
+    return [torch.randn(1, n, dim, **make) * 0.5 for n in (seq, TEXT)]
 
 
 def weight_bytes(model):

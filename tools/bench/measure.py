@@ -4,6 +4,7 @@ import statistics
 import threading
 import time
 
+import place
 import torch
 
 PIECE = 64 << 20
@@ -60,8 +61,8 @@ class DeviceMemory:
 
 def link_rate(rounds=24):
     """Bytes a second from page-locked host memory to the device, in pieces of 64 MiB."""
-    source = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty(PIECE, dtype=torch.uint8, device="cuda")
+    source = place.page_locked(PIECE)
+    target = torch.empty(PIECE, dtype=torch.uint8, device=place.TENSORS)
     rates = []
     for _ in range(3):
         torch.cuda.synchronize()

@@ -8,6 +8,7 @@ import tempfile
 import time
 
 import dit
+import place
 import torch
 import weightstream
 from measure import PIECE, AnonymousMemory, DeviceMemory, link_rate, pairs, quartiles, timed
@@ -17,6 +18,7 @@ from measure import PIECE, AnonymousMemory, DeviceMemory, link_rate, pairs, quar
 SMALL = {"dim": 1280, "feed": 3456, "heads": 10}
 SMALL_BUDGET = 0.2
 WARM_STEPS = 3
+HOST_STEPS = 50
 
 
 def main():
@@ -58,7 +60,7 @@ def at_budget(spec, model, twin, budget, total, link):
         first = dit.inputs(spec["seqs"][0])
         torch.cuda.synchronize()
         start = time.perf_counter()
-        attachment = weightstream.attach(model, device="cuda:0", budget=budget)
+        attachment = weightstream.attach(model, device=place.WEIGHTS, budget=budget)
         output = model(*first)
         torch.cuda.synchronize()
         ready = time.perf_counter() - start
@@ -128,19 +130,21 @@ def host_time(spec):
 
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "small.safetensors")
-        model = dit.build(spec["blocks"], **SMALL)
+        model = dit.build(spec["blocks"], SMALL)
         safetensors.torch.save_file(model.state_dict(), file)
         model.load_state_dict(safetensors.torch.load_file(file), assign=True)
         model.requires_grad_(False)
         twin = dit.on_gpu(model)
-        attachment = weightstream.attach(model, device="cuda:0", budget=int(dit.weight_bytes(model) * SMALL_BUDGET))
-        arguments = dit.inputs(256, SMALL["dim"])
+        attachment = weightstream.attach(
+            model, device=place.WEIGHTS, budget=int(dit.weight_bytes(model) * SMALL_BUDGET)
+        )
+        arguments = dit.inputs(256, SMALL)
         step, resident = lambda: model(*arguments), lambda: twin(*arguments)
         late = LateEvent()
         for _ in range(WARM_STEPS):
             step(), resident()
         before = attachment.stats()
-        count = max(50, spec["pairs"])
+        count = max(HOST_STEPS, spec["pairs"])
         found = []
         for _ in range(count):
             found.append((timed(step)[0], timed(resident)[0], timed(resident, late.wait)[0]))
@@ -172,8 +176,8 @@ class LateEvent:
 
     def __init__(self, pieces=32):
         self._stream = torch.cuda.Stream()
-        self._source = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
-        self._target = torch.empty(PIECE, dtype=torch.uint8, device="cuda")
+        self._source = place.page_locked(PIECE)
+        self._target = torch.empty(PIECE, dtype=torch.uint8, device=place.TENSORS)
         self._pieces = pieces
 
     def wait(self):

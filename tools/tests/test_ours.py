@@ -1,0 +1,76 @@
+"""The measuring of the bench `stream` from end to end, with the CPU and the emulator in place of a GPU."""
+
+import contextlib
+import json
+import sys
+import types
+
+import dit
+import measure
+import ours
+import place
+import pytest
+import stream
+import table
+import torch
+import weightstream
+
+BLOCKS = 6
+
+
+class Stream:
+    """A stream on which everything has happened already."""
+
+    def record_event(self):
+        return object()
+
+    def wait_event(self, event):
+        pass
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine whose GPU is the CPU, and a model that it can hold."""
+    monkeypatch.setattr(place, "TENSORS", "cpu")
+    device = weightstream.HostDevice(bytes="64MiB", granularity=4096, order="random", poison=True)
+    monkeypatch.setattr(place, "WEIGHTS", device)
+    monkeypatch.setattr(place, "page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
+    faked = {
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda: (1 << 30, 2 << 30),
+        "memory_reserved": lambda: 0,
+        "get_device_properties": lambda index: types.SimpleNamespace(name="none", total_memory=2 << 30),
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+    }
+    for name, value in faked.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for module in (measure, ours):
+        monkeypatch.setattr(module, "PIECE", 1 << 10)
+    monkeypatch.setattr(ours, "SMALL_BUDGET", 0.5)
+    monkeypatch.setattr(ours, "HOST_STEPS", 2)
+    monkeypatch.setattr(dit, "TEXT", 8)
+    for module, name in ((dit, "SIZE"), (ours, "SMALL")):
+        monkeypatch.setattr(module, name, {"dim": 64, "feed": 160, "heads": 4})
+
+
+def test_the_whole_measurement(no_gpu, monkeypatch, tmp_path):
+    total = dit.weight_bytes(dit.build(BLOCKS))
+    budgets = [int(total * 0.5), int(total * 0.8)]
+    spec = {"blocks": BLOCKS, "budgets": budgets, "seqs": [4, 8], "pairs": 2}
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["ours.py", json.dumps(spec), str(out)])
+    ours.main()
+    result = json.loads(out.read_text())
+    assert [(row["budget_bytes"], row["seq"]) for row in result["rows"]] == [(b, s) for b in budgets for s in (4, 8)]
+    for row in result["rows"]:
+        assert row["identical"] and row["peak_weight_bytes"] <= row["budget_bytes"]
+        assert row["unit_visits"] >= BLOCKS and 0 < row["streamed_bytes_per_step"] < total
+    assert result["host"]["host_visits"] >= BLOCKS and result["model_bytes"] == total
+    # What is made of it: the lines that must hold, and both tables.
+    result |= {"commit": "abc", "driver": "none", "skipped": []}
+    result["must_hold"] = stream.must_hold(result["rows"], total)
+    assert all(line["holds"] for line in result["must_hold"] if "differ" in line["what"] or "budget" in line["what"])
+    assert "weightstream" in stream.describe(result) and "weightstream" in table.page(result, "stream.json")
