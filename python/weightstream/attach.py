@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, Union
 
 import torch
 from torch import nn
 
 from ._native import Plan
-from .attachment import Attachment
+from .attachment import Attachment, undo
 from .binding import Binding
 from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
@@ -29,6 +30,8 @@ __all__ = ["attach"]
 
 _MOST_UNITS = (1 << 32) - 1
 """More than any model has; what is asked for beyond it means the same."""
+_PATIENCE = 100
+"""Interrupts that cannot keep a failed attach from being undone."""
 
 
 def attach(
@@ -61,33 +64,39 @@ def attach(
     binding = Binding(ownership, forms, target.device)
     plan = _plan(target, ownership, binding, budget, look_ahead)
     watch = StorageWatch(ownership)
+    shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
     in_place = binding.hand_over(plan)
     runtime = Runtime(plan.start(), target)
-    overrides = Overrides()
-    steps: ModelSteps | None = None
+    turns, overrides = Overrides(), Overrides()
     try:
         binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
         forms.forget()
         keep_package_uncompiled()
         root = model.forward
-        steps = ModelSteps(model, ownership, binding, runtime)
+        steps = ModelSteps(model, ownership, binding, runtime, turns)
         if id(model) not in {id(block.module) for block in streaming_blocks(ownership)}:
             overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
         refuse_changes(model, binding, overrides)
+        survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
+        facts = _facts(target, ownership, survivors, in_place, sorted(shared.difference(in_place)))
+        attachment = Attachment(model, ownership, binding, runtime, steps, turns, overrides, facts)
+        for module in model.modules():
+            overrides.set(module, MARK, attachment)
+        return attachment
     except BaseException:
-        runtime.detached = True
-        if steps is not None:
-            steps.restore()
-        overrides.restore()
-        binding.unbind()
-        runtime.offloader.close()
+        runtime.closing = True
+        _insist(lambda: undo(binding, turns, overrides, runtime))
         raise
-    survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
-    facts = _facts(target, ownership, survivors, in_place)
-    attachment = Attachment(model, ownership, binding, runtime, steps, overrides, facts)
-    for module in model.modules():
-        overrides.set(module, MARK, attachment)
-    return attachment
+
+
+def _insist(work: Callable[[], None]) -> None:
+    """Does it to the end: whoever interrupts an attach more than once has no handle to complete it with."""
+    for _ in range(_PATIENCE):
+        try:
+            return work()
+        except KeyboardInterrupt:  # noqa: PERF203
+            continue
+    return work()
 
 
 def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None) -> Plan:
@@ -105,22 +114,35 @@ def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, l
         )
         for position, tower in enumerate(ownership.towers)
     ]
-    return Plan(
-        target.native,
-        [(ownership.tensors[i].name, ownership.tensors[i].nbytes) for i in numbers],
-        [numbers[i] for i in ownership.base if i in numbers],
-        [tower for tower in towers if tower[1]],
-        budget,
-        look_ahead,
-        target.poison,
-    )
+    streamed = [tower for tower in towers if tower[1]]
+    try:
+        return Plan(
+            target.native,
+            [(ownership.tensors[i].name, ownership.tensors[i].nbytes) for i in numbers],
+            [numbers[i] for i in ownership.base if i in numbers],
+            streamed,
+            budget,
+            look_ahead,
+            target.poison,
+        )
+    except BudgetError as error:
+        if streamed or "too small" not in str(error):
+            raise
+        raise BudgetError(
+            f"no tower was found, so nothing of this model can stream; name its lists of repeated blocks with towers=, or "
+            f"give memory for all of it: {error}"
+        ) from None
 
 
-def _facts(target: Target, ownership: Ownership, survivors: list[str], in_place: list[str]) -> dict[str, Any]:
+def _facts(
+    target: Target, ownership: Ownership, survivors: list[str], in_place: list[str], shared: list[str]
+) -> dict[str, Any]:
     """What attach noticed, for the report."""
     notes = []
     if survivors:
         notes.append(f"old storages still alive, kept by views or caches outside the model: {', '.join(survivors[:8])}")
+    if shared:
+        notes.append(f"in shared memory before, in ordinary memory from now on: {', '.join(shared[:8])}")
     if ownership.unseen:
         paths = ", ".join(unseen.path for unseen in ownership.unseen[:8])
         notes.append(f"not registered in the module tree, so not managed: {paths}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +21,20 @@ from .ownership import Ownership
 from .runtime import Runtime
 from .steps import ModelSteps
 
-__all__ = ["Attachment"]
+__all__ = ["Attachment", "undo"]
+
+
+def undo(binding: Binding, turns: Overrides, overrides: Overrides, runtime: Runtime) -> None:
+    """Makes an attached model plain again, however far attaching or an earlier call of this came.
+
+    Weights come first: until they are plain, the wrapped forwards keep other threads out.
+    """
+    binding.unbind()
+    runtime.detached = True
+    runtime.retire_wrappers()
+    turns.restore()
+    overrides.restore()
+    runtime.offloader.close()
 
 
 class Attachment:
@@ -35,6 +50,7 @@ class Attachment:
         binding: Binding,
         runtime: Runtime,
         steps: ModelSteps,
+        turns: Overrides,
         overrides: Overrides,
         facts: dict[str, Any],
     ) -> None:
@@ -44,8 +60,12 @@ class Attachment:
         self._binding = binding
         self._runtime = runtime
         self._steps = steps
+        self._turns = turns
         self._overrides = overrides
         self._facts = facts
+        self._lock = threading.RLock()
+        self._leaving = False
+        """Whether detaching has begun to change things: it can then only be completed."""
         self._detached = False
         # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
         self._finalizer = weakref.finalize(model, runtime.close)
@@ -70,38 +90,43 @@ class Attachment:
     def detach(self) -> nn.Module:
         """Gives the plain CPU model back: same objects, same bits, ties and requires_grad as before. Blocks.
 
-        Works after errors too, and a second call does nothing.
+        Works after errors too, and a second call does nothing, unless the first was interrupted: then it completes it.
+        StateError, with nothing changed, while any thread is in a forward of the model.
         """
-        if self._detached:
-            return self._model
+        with self._lock:
+            if not self._detached:
+                self._prepare()
+                undo(self._binding, self._turns, self._overrides, self._runtime)
+                self._finalizer.detach()
+                self._detached = True
+            # What is held here would keep the model's old storages alive into a next attach.
+            for held in ("_binding", "_ownership", "_steps"):
+                self.__dict__.pop(held, None)
+        return self._model
+
+    def _prepare(self) -> None:
+        """Waits for all work and keeps others out from then on; StateError, and nothing changed, if the model runs."""
         runtime = self._runtime
         runtime.check_process("detach")
-        if runtime.open:
-            if runtime.inside():
-                raise StateError("detach was called while the model is running; let its forward end first")
-            runtime.recover()
-        runtime.target.synchronize()
-        with suppress(WeightstreamError):  # a device that fails must not keep the model
-            self._last = (self.stats(), self.report())
-        self._detached = runtime.detached = True
-        self._finalizer.detach()
-        self._steps.restore()
-        self._overrides.restore()
+        if self._leaving:
+            return
         try:
-            self._binding.unbind()
+            runtime.closing = True
+            runtime.check_idle()
+            runtime.target.synchronize()
+            with suppress(WeightstreamError):  # a device that fails must not keep the model
+                self._last = (self.stats(), self.report())
+            self._leaving = True
         finally:
-            # What is held here would keep the model's old storages alive into a next attach.
-            del self._binding, self._ownership, self._steps
-            runtime.offloader.close()
-        return self._model
+            runtime.closing = self._leaving
 
     def stats(self) -> dict[str, Any]:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""
-        return dict(self._last[0]) if self._detached else json.loads(self._runtime.offloader.stats())
+        return dict(self._last[0]) if self._leaving else json.loads(self._runtime.offloader.stats())
 
     def report(self) -> dict[str, Any]:
         """The plan, the memory it takes, and what was noticed about the model. The last one if detached."""
-        if self._detached:
+        if self._leaving:
             return dict(self._last[1])
         native = json.loads(self._runtime.offloader.report())
         notes = [*self._facts["notes"], *self._steps.notes, *native.pop("notes", ())]
@@ -113,8 +138,10 @@ class Attachment:
 
         They take ring memory meanwhile: other units that share it cannot run until the end of the block.
         """
-        if self._detached:
+        if self._leaving:
             raise StateError("the model is detached; its weights are plain CPU tensors")
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"resident takes a module of the attached model, not a {type(module).__name__}")
         within = {id(part) for part in module.modules()}
         tensors = [
             owned.index
@@ -126,11 +153,14 @@ class Attachment:
         runtime = self._runtime
         runtime.check_process("resident")
         hold = runtime.offloader.hold([self._binding.numbers[tensor] for tensor in tensors], runtime.stream())
+        thread = get_ident()
+        runtime.holders.append(thread)
         for tensor in tensors:
             runtime.held[tensor] = runtime.held.get(tensor, 0) + 1
         try:
             yield module
         finally:
+            runtime.holders.remove(thread)
             for tensor in tensors:
                 runtime.held[tensor] -= 1
                 if not runtime.held[tensor]:

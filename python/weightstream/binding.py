@@ -29,6 +29,8 @@ _GROUP = 256 << 20
 """Bytes that are handed over together: what may be held twice for a moment."""
 
 _data_ptr = torch.Tensor.data_ptr
+_set_data = torch.Tensor.data.__set__
+"""What `tensor.data = …` does, also where a guard refuses it."""
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
@@ -70,6 +72,8 @@ class _Wrapped:
     users: list[User]
     built: Tensor | None = None
     """The one on the device's tensors."""
+    plain: Tensor | None = None
+    """The one that detach puts back: one object for all its users, also if it takes two calls."""
 
 
 class Binding:
@@ -212,7 +216,7 @@ class Binding:
     def unbind(self) -> None:
         """Gives back a plain CPU model: same objects, same bits, ties, classes and requires_grad as before.
 
-        The device's work on the buffers must have run.
+        The device's work on the buffers must have run. What an interrupt cuts short is completed by the next call.
         """
         for leaf in self._leaves.values():
             if leaf.is_inner:
@@ -220,19 +224,20 @@ class Binding:
             if leaf.is_resident_buffer:
                 with torch.inference_mode():
                     leaf.host.copy_(leaf.tensor)
-            if leaf.cls is not None:
-                leaf.tensor.__class__ = leaf.cls
-                leaf.tensor.__dict__.pop("_weightstream", None)
-                leaf.cls = None
             with torch.inference_mode(leaf.host.is_inference()), torch.no_grad():
-                leaf.tensor.data = leaf.host
+                _set_data(leaf.tensor, leaf.host)
+                # The guard goes last: a parameter is never plain while its bytes are the device's.
+                if leaf.cls is not None:
+                    leaf.tensor.__class__ = leaf.cls
+                    leaf.tensor.__dict__.pop("_weightstream", None)
                 leaf.tensor.requires_grad_(leaf.requires_grad)
         self._unbind_replaced_buffers()
         for entry in self._wrapped.values():
-            plain = self._on_host(entry)
+            if entry.plain is None:
+                entry.plain = self._on_host(entry)
             for user in entry.users:
                 if _registered(user) is entry.built:
-                    _register(user, plain)
+                    _register(user, entry.plain)
         self._slots = ([], [], [], [])
 
     def _unbind_replaced_buffers(self) -> None:

@@ -31,12 +31,15 @@ class Overrides:
         return any(module.__dict__.get(name) is not value for module, name, _, value in self._saved)
 
     def restore(self) -> None:
-        """Puts everything back as it was, last first, except what somebody else has put there since."""
+        """Puts everything back as it was, last first, except what somebody else has put there since.
+
+        What an interrupt cuts short is completed by the next call.
+        """
         while self._saved:
-            module, name, before, value = self._saved.pop()
-            if module.__dict__.get(name) is not value:
-                continue
-            if before is _ABSENT:
-                del module.__dict__[name]
-            else:
-                module.__dict__[name] = before
+            module, name, before, value = self._saved[-1]
+            if module.__dict__.get(name) is value:
+                if before is _ABSENT:
+                    del module.__dict__[name]
+                else:
+                    module.__dict__[name] = before
+            self._saved.pop()
