@@ -246,6 +246,7 @@ impl Engine {
             bytes: unit.span.end - unit.span.start,
             streamed_bytes: unit.streamed_bytes().0,
             pieces: state.device.pieces(id),
+            copies: state.device.copies_of(id),
         };
         EngineReport {
             stats: state.stats(),

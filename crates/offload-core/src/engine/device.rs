@@ -38,6 +38,8 @@ pub(super) struct Device {
     events: Vec<UnitEvents>,
     /// The copy of each unit; `None` if the unit is resident.
     prepared: Vec<Option<Arc<PreparedCopy>>>,
+    /// How often each of them was enqueued.
+    enqueued: Vec<u64>,
     /// The end of all computation so far, unless there was some `since_mark`.
     mark: Event,
     since_mark: bool,
@@ -54,6 +56,7 @@ impl Device {
             driver: Arc::clone(driver),
             events: Vec::new(),
             prepared: Vec::new(),
+            enqueued: Vec::new(),
             since_mark: false,
             compute: None,
             poison,
@@ -74,6 +77,11 @@ impl Device {
         self.prepared.get(unit).and_then(Option::as_ref).map_or(0, |copy| copy.pieces() as u64)
     }
 
+    /// How often a unit was copied since the plan was put in place.
+    pub(super) fn copies_of(&self, unit: usize) -> u64 {
+        self.enqueued.get(unit).copied().unwrap_or(0)
+    }
+
     /// Whether anything is to be done when a unit's bytes are given up.
     pub(super) fn wants_evictions(&self) -> bool {
         self.poison || self.guard
@@ -90,6 +98,8 @@ impl Device {
 
     /// Takes the copies of a plan's units. Both queues are idle.
     pub(super) fn prepare(&mut self, copies: Vec<Option<Arc<PreparedCopy>>>) {
+        self.enqueued.clear();
+        self.enqueued.resize(copies.len(), 0);
         self.prepared = copies;
     }
 
@@ -184,7 +194,7 @@ impl Device {
         self.compute.ok_or(EngineError::NoStep)
     }
 
-    fn copy(&self, unit: UnitId, plan: &Plan, memory: &Memory, stats: &mut EngineStats) -> Result<()> {
+    fn copy(&mut self, unit: UnitId, plan: &Plan, memory: &Memory, stats: &mut EngineStats) -> Result<()> {
         let Some(Some(copy)) = self.prepared.get(unit.0 as usize) else { return Err(unknown()) };
         if self.guard
             && let Some(planned) = plan.unit(unit)
@@ -194,6 +204,9 @@ impl Device {
         self.copies.enqueue(copy)?;
         stats.copies += 1;
         stats.copied_bytes += copy.bytes().0;
+        if let Some(count) = self.enqueued.get_mut(unit.0 as usize) {
+            *count += 1;
+        }
         Ok(())
     }
 

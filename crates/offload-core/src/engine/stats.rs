@@ -47,6 +47,8 @@ pub struct UnitReport {
     pub streamed_bytes: u64,
     /// In how many pieces they are copied.
     pub pieces: u64,
+    /// How often it was copied since this plan was put in place.
+    pub copies: u64,
 }
 
 /// A moment's view of an [`Engine`](crate::Engine).

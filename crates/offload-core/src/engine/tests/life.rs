@@ -35,6 +35,8 @@ fn a_model_streams_through_its_budget() {
     assert!(stats.copies >= 12 && stats.fetched_on_demand == 0, "{stats:?}");
     assert!(stats.copied_bytes >= stats.copies * (1 << 16) && stats.waits >= stats.visits, "{stats:?}");
     let report = rig.engine.report();
+    assert_eq!(report.units.iter().map(|unit| unit.copies).sum::<u64>(), stats.copies);
+    assert!(report.units.iter().all(|unit| (unit.copies > 0) == (unit.streamed_bytes > 0)), "{report:?}");
     assert_eq!(report.page_bytes_peak, u64::from(report.own_pages + report.ring_pages) * report.page_bytes);
     assert!(report.page_bytes_peak <= report.page_limit_bytes);
     rig.engine.close(StreamHandle::DEFAULT).unwrap();
