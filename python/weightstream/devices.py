@@ -10,7 +10,7 @@ from typing import Callable, Union
 import torch
 
 from . import _native
-from .errors import DeviceError
+from .errors import BudgetError, DeviceError
 
 __all__ = ["DeviceArgument", "HostDevice", "Target", "open_target"]
 
@@ -40,7 +40,13 @@ class HostDevice:
     def _open(self) -> _native.Device:
         if self.order not in _ORDERS:
             raise DeviceError(f"the copy order {self.order!r} is none of {', '.join(_ORDERS)}")
-        size = _half_of_ram() if self.bytes is None else _native.parse_bytes(self.bytes)
+        try:
+            size = _half_of_ram() if self.bytes is None else _native.parse_bytes(self.bytes)
+        except (BudgetError, OverflowError) as error:
+            raise DeviceError(
+                f"a host device of the size bytes={self.bytes!r} cannot be made: give a number of bytes above 0, or a text "
+                f'such as "64MiB" or "2GB"'
+            ) from error
         try:
             return _native.Device.host(size, self.granularity, self.bandwidth, self.order, self.seed)
         except (TypeError, OverflowError) as error:
@@ -80,9 +86,9 @@ class Target:
         return lambda: torch.cuda.current_stream(index).cuda_stream
 
     def synchronize(self) -> None:
-        """Waits until the work that this thread's current stream holds has run."""
+        """Waits until all work on the device has run, on whichever stream a thread submitted it."""
         if not self.emulated:
-            torch.cuda.current_stream(self.device).synchronize()
+            torch.cuda.synchronize(self.device)
 
 
 def open_target(device: DeviceArgument) -> Target:

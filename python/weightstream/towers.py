@@ -134,13 +134,23 @@ def _given(model: nn.Module, towers: TowersArgument) -> list[Tower]:
             return names[id(item)], item
         if isinstance(item, str) and item in modules:
             return item, modules[item]
-        said = f"{item!r}" if isinstance(item, str) else f"a {type(item).__name__}"
+        said = repr(item) if isinstance(item, str) else f"a {type(item).__name__}"
         raise ModelError(f"towers= names {said}, which is not a module of the model")
 
     def is_list(item: object) -> bool:
         if isinstance(item, (list, tuple)):
+            if not item:
+                raise ModelError("towers= holds an empty list of blocks; list the blocks, or leave it out")
             return True
-        return isinstance(resolve(item)[1], (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+        module = resolve(item)[1]
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            return True
+        if module is model:
+            raise ModelError(
+                f"towers= names the model itself, a {type(model).__name__}, which is no list of blocks; name the lists "
+                f"inside it, such as {_example(model)}"
+            )
+        return False
 
     # A flat list of blocks is one tower: nobody means a tower a block by it.
     if items and not any(is_list(item) for item in items):
@@ -158,6 +168,16 @@ def _given(model: nn.Module, towers: TowersArgument) -> list[Tower]:
             name = _common([path for path, _ in members])
         found.append(Tower(name, _checked(name, members, taken)))
     return found
+
+
+def _example(model: nn.Module) -> str:
+    """The name of a list in the model, or a usual one."""
+    lists = (
+        name
+        for name, module in model.named_modules()
+        if name and isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+    )
+    return repr(next(lists, "layers"))
 
 
 def _checked(

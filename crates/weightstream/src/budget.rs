@@ -88,18 +88,10 @@ impl FromStr for Budget {
             .replace('_', "")
             .parse()
             .map_err(|_| refuse("write bytes (\"67108864\"), \"512MiB\", \"2.2GB\" or \"30%\""))?;
-        if number.is_nan() || number <= 0.0 {
-            return Err(refuse("it must be more than nothing"));
-        }
         let unit = unit.trim().to_ascii_lowercase();
-        if unit == "%" {
-            if number > 100.0 {
-                return Err(refuse("a share of the device is at most 100%"));
-            }
-            return Ok(Self::DeviceShare(number / 100.0));
-        }
+        // The unit is judged before the number: of "0x10" it is the text, not the value, that is wrong.
         let scale = match unit.as_str() {
-            "" | "b" | "bytes" => 1.0,
+            "" | "b" | "bytes" | "%" => 1.0,
             "kib" => 1024.0,
             "mib" => 1024.0 * 1024.0,
             "gib" => 1024.0 * 1024.0 * 1024.0,
@@ -108,8 +100,22 @@ impl FromStr for Budget {
             "mb" => 1e6,
             "gb" => 1e9,
             "tb" => 1e12,
-            _ => return Err(refuse("known units are KiB, MiB, GiB, TiB, kB, MB, GB, TB and %")),
+            _ => {
+                return Err(refuse(
+                    "write bytes (\"67108864\"), \"512MiB\", \"2.2GB\" or \"30%\"; known units are KiB, MiB, GiB, TiB, kB, \
+                     MB, GB, TB and %",
+                ));
+            }
         };
+        if number.is_nan() || number <= 0.0 {
+            return Err(refuse("it must be more than nothing"));
+        }
+        if unit == "%" {
+            if number > 100.0 {
+                return Err(refuse("a share of the device is at most 100%"));
+            }
+            return Ok(Self::DeviceShare(number / 100.0));
+        }
         let bytes = number * scale;
         if bytes < 1.0 || bytes >= 2f64.powi(63) {
             return Err(refuse("it must be at least one byte and less than 2^63"));
@@ -168,6 +174,8 @@ mod tests {
             let error = text.parse::<Budget>().unwrap_err().to_string();
             assert!(error.contains("budget"), "{text:?}: {error}");
         }
+        let error = "0x10".parse::<Budget>().unwrap_err().to_string();
+        assert!(error.contains("write bytes") && error.contains("0x10"), "{error}");
         assert!(Budget::Bytes(Bytes(0)).resolve(DEVICE).is_err());
         assert!(Budget::Bytes(Bytes(2001)).resolve(DEVICE).is_err());
         assert!(Budget::DeviceShare(1.5).resolve(DEVICE).is_err());
