@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from attach_models import attached, host, inputs, mlp, run, same_bits
 from torch import nn
 
