@@ -20,6 +20,7 @@ from weightstream.steps import ModelSteps
 
 CASES = 150
 _twice: dict[int, bool] = {}
+"""Of each case that ran to its end: whether every unit that streams was copied at least twice."""
 
 
 class Boom(Exception):
@@ -156,12 +157,17 @@ def test_any_model_under_any_budget(case: int, monkeypatch: pytest.MonkeyPatch) 
     assert all(same_bits(*pair) for pair in zip(results, expected))
     report = attachment.report()
     assert report["engine"]["page_bytes_peak"] <= budget
-    streamed = sum(unit["streamed_bytes"] > 0 for unit in report["engine"]["units"])
-    _twice[case] = attachment.stats()["copies"] >= 2 * max(1, streamed)
+    streamed = [unit["copies"] for unit in report["engine"]["units"] if unit["streamed_bytes"] > 0]
+    _twice[case] = bool(streamed) and min(streamed) >= 2
     attachment.detach()
     assert_same_state(model, end)
 
 
-def test_most_cases_stream_every_unit_twice() -> None:
-    if len(_twice) == CASES:  # else only some of the cases were asked for
-        assert sum(_twice.values()) >= 0.8 * CASES
+def test_most_cases_stream_every_unit_twice(request: pytest.FixtureRequest) -> None:
+    selected = sum(
+        getattr(item, "function", None) is test_any_model_under_any_budget for item in request.session.items
+    )
+    if selected < CASES:
+        pytest.skip(f"{selected} of {CASES} cases were asked for")
+    assert len(_twice) == CASES, "some cases failed, or ran in another process"
+    assert sum(_twice.values()) >= 0.8 * CASES
