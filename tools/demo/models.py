@@ -36,10 +36,15 @@ def package_file(package, suffix):
 
 def check_sha256(path, expected):
     """Refuses a file that is not byte for byte the one expected."""
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
+    found = sha256(path)
     if found != expected:
         raise ValueError(f"{path} has sha256 {found}, {expected} was expected; reinstall its package")
+
+
+def sha256(path):
+    """A file's hash."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file)
 
 
 def _sha256(file):
@@ -47,6 +52,26 @@ def _sha256(file):
     while piece := file.read(1 << 20):
         digest.update(piece)
     return digest.hexdigest()
+
+
+# As the sha256sum program writes and checks it.
+SUMS = "SHA256SUMS"
+
+
+def write_sums(folder):
+    """Notes the hashes of a folder's files beside them."""
+    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS]
+    (folder / SUMS).write_text("".join(lines))
+
+
+def sums_hold(folder):
+    """Whether a folder has exactly the files that were noted, byte for byte."""
+    try:
+        noted = dict(reversed(line.split("  ", 1)) for line in (folder / SUMS).read_text().splitlines())
+        names = {path.name for path in folder.iterdir()} - {SUMS}
+        return bool(noted) and names == set(noted) and all(sha256(folder / name) == noted[name] for name in names)
+    except (OSError, ValueError):
+        return False
 
 
 def quiet():
@@ -65,15 +90,17 @@ class SmolLm2:
     sha256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
     def prepare(self, cache):
-        """Dequantizes the weights once and keeps them as safetensors; gives the folder."""
+        """Dequantizes the weights once and keeps them as safetensors; gives the folder, whose files are checked."""
         folder = pathlib.Path(cache, "smollm2-bf16-" + self.sha256[:8])
-        if not folder.exists():
+        if not sums_hold(folder):
             source = package_file(self.package, ".gguf")
             check_sha256(source, self.sha256)
             # Written beside its place and then renamed: what is there is whole.
             partial = folder.with_name(folder.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             self._convert(source, partial)
+            write_sums(partial)
+            shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)
         return folder
 

@@ -1,9 +1,10 @@
-"""The demo's parts that need no model: budgets, comparing, printing, aligned weights."""
+"""The demo's parts that need no model: budgets, comparing, printing, aligned weights, kept weights."""
 
 import copy
 
 import demo
 import memory
+import models
 import pytest
 import torch
 from budgets import parse_budget
@@ -86,3 +87,32 @@ def test_weights_are_aligned_and_stay_tied():
     memory.align_weights(model)
     assert model[0].weight.data_ptr() % 512 == 0 and model[0].weight.data_ptr() == model[1].weight.data_ptr()
     assert torch.equal(model[0].weight, values)
+
+
+def test_kept_weights_are_used_only_if_every_byte_is_as_it_was_written(tmp_path, monkeypatch):
+    made = []
+
+    def convert(self, source, folder):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "config.json").write_text("{}")
+        made.append(folder)
+
+    monkeypatch.setattr(models, "package_file", lambda package, suffix: tmp_path / "file.gguf")
+    monkeypatch.setattr(models, "check_sha256", lambda path, expected: None)
+    monkeypatch.setattr(models.SmolLm2, "_convert", convert)
+    model = models.SmolLm2()
+    folder = model.prepare(tmp_path / "cache")
+    assert model.prepare(tmp_path / "cache") == folder and len(made) == 1
+    for spoil in (
+        lambda: (folder / "model.safetensors").write_bytes(b"Weights"),
+        lambda: (folder / "config.json").unlink(),
+        lambda: (folder / "more.json").write_text("{}"),
+        lambda: (folder / models.SUMS).unlink(),
+        lambda: (folder / models.SUMS).write_text(""),
+    ):
+        before = len(made)
+        spoil()
+        assert model.prepare(tmp_path / "cache") == folder and len(made) == before + 1
+        assert (folder / "model.safetensors").read_bytes() == b"weights"
+        assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
