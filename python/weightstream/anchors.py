@@ -25,7 +25,7 @@ import torch
 from .runtime import ROOT, Runtime
 from .segments import Segment
 from .uncompiled import uncompiled
-from .wrap import Forward, refuse_grad, wrap_unit
+from .wrap import Forward, Guarded, refuse_grad, wrap_unit
 
 __all__ = ["SegmentedBlock"]
 
@@ -101,9 +101,16 @@ class SegmentedBlock:
 
         return runtime.wrapper(forward)
 
-    def wrap_anchor(self, unit: int, last_calls: int | None, name: str, inner: Forward) -> Forward:
+    @property
+    def is_simple(self) -> bool:
+        """Whether each segment's turn is one call of one anchor."""
+        return self._simple
+
+    def wrap_anchor(
+        self, unit: int, last_calls: int | None, name: str, inner: Forward, guarded: Guarded | None = None
+    ) -> Forward:
         """The forward of a module in which the segment `unit` is read; `last_calls` if its exit ends the segment."""
-        alone = wrap_unit(self._runtime, unit, name, inner)
+        alone = wrap_unit(self._runtime, unit, name, inner, guarded)
         if self._simple:
             return alone
         runtime, turns, mark, thread = self._runtime, self._runtime.open, self._mark, get_ident

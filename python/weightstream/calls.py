@@ -7,12 +7,15 @@ that read their children's weights themselves are leaves: what lies under them i
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from torch import nn
 
+from .errors import ModelError
 from .ownership import Ownership
 from .towers import has_forward
 
@@ -26,6 +29,9 @@ LEAVES = (
 """Modules that are one anchor with all they contain: they hand their children's weights to one fused operator."""
 
 _MISSING = object()
+
+_LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
+"""What a call returns whose body runs later."""
 
 
 def anchors_of(ownership: Ownership) -> list[nn.Module]:
@@ -45,7 +51,23 @@ def anchors_of(ownership: Ownership) -> list[nn.Module]:
             if not isinstance(module, LEAVES):
                 todo.extend(child for child in module.children() if id(child) not in roots)
     # A module that several blocks call says nothing of which of them runs.
-    return [modules[key] for key, labels in owners.items() if len(labels) == 1 and has_forward(modules[key])]
+    return [
+        modules[key]
+        for key, labels in owners.items()
+        if len(labels) == 1 and has_forward(modules[key]) and not runs_later(modules[key].forward)
+    ]
+
+
+def runs_later(forward: Callable) -> bool:
+    """Whether a call only makes a generator or coroutine, whose body runs when the call is over."""
+    function = inspect.unwrap(forward)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    return (
+        inspect.isgeneratorfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+    )
 
 
 @contextmanager
@@ -54,10 +76,11 @@ def wrapped_forwards(
 ) -> Iterator[None]:
     """Calls `push(module)` before and `pop(what push gave, failed)` after each forward of a module inside a block."""
     restored: list[tuple[nn.Module, Any]] = []
+    blocks = {id(block.module) for block in ownership.blocks}
     try:
         for module in anchors_of(ownership):
             restored.append((module, module.__dict__.get("forward", _MISSING)))
-            module.__dict__["forward"] = _wrap(module, module.forward, push, pop)
+            module.__dict__["forward"] = _wrap(module, module.forward, push, pop, id(module) in blocks)
         yield
     finally:
         for module, forward in reversed(restored):
@@ -68,9 +91,13 @@ def wrapped_forwards(
 
 
 def _wrap(
-    module: nn.Module, forward: Callable, push: Callable[[nn.Module], Any], pop: Callable[[Any, bool], None]
+    module: nn.Module,
+    forward: Callable,
+    push: Callable[[nn.Module], Any],
+    pop: Callable[[Any, bool], None],
+    whole: bool = False,
 ) -> Callable:
-    """The forward between push and pop."""
+    """The forward between push and pop. `whole` says that it is a block's."""
 
     @functools.wraps(forward)
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -78,6 +105,11 @@ def _wrap(
         failed = True
         try:
             result = forward(*args, **kwargs)
+            if whole and isinstance(result, _LATER):
+                raise ModelError(
+                    f"a {type(module).__name__} is a block and returns a {type(result).__name__}, whose body runs after "
+                    f"the block's turn; give attach towers= without it"
+                )
             failed = False
             return result
         finally:

@@ -16,16 +16,18 @@ from torch import nn
 from ._native import Hold
 from .anchors import SegmentedBlock
 from .binding import Binding
+from .calls import runs_later
 from .compiled import COMPILES, check_compiled, compiling, holds_compiled, refuse_freezing, uncompiled_step
-from .errors import StateError, WeightstreamError
+from .errors import ModelError, StateError, WeightstreamError
 from .evidence import Evidence
+from .net import Net
 from .overrides import Overrides
 from .ownership import Block, Ownership
 from .recorder import Recorder
 from .runtime import ROOT, Runtime
 from .segments import Segment, StepPlan, coarsen, join, plan_segments, small_tensors
 from .trace import Trace
-from .wrap import Forward, wrap_unit
+from .wrap import Forward, Guarded, wrap_unit
 
 __all__ = ["ModelSteps", "streaming_blocks"]
 
@@ -64,6 +66,7 @@ class ModelSteps:
         self._blocks = streaming_blocks(ownership)
         self._inner: dict[int, Forward] = {}
         self._overrides = turns
+        self._net = Net(model, ownership, small_tensors(ownership))
         self._evidence: Evidence | None = None
         self._recorder: Recorder | None = None
         self._borrowed: list[Hold] = []
@@ -198,22 +201,34 @@ class ModelSteps:
         """Makes each block one unit, numbered as the blocks are."""
         self.segments = {}
         self._inner = {block.index: block.module.forward for block in self._blocks}
+        for block in self._blocks:
+            if runs_later(self._inner[block.index]):
+                raise ModelError(
+                    f"{block.name}, a {type(block.module).__name__}, has a generator or coroutine as forward, whose body "
+                    f"runs after its call; give attach towers= without it"
+                )
+        guarded: dict[int, Guarded] = {unit: [] for unit in range(len(self._blocks))}
         for unit, block in enumerate(self._blocks):
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
-            forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index])
+            forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index], guarded[unit])
             self._overrides.set(block.module, "forward", forward)
+        self._net.spread(self._runtime, self._overrides, guarded, ())
         self._settled = True
 
     def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
         """Makes each block's segments its units, numbered block by block."""
         self.restore()
         names = {id(module): name for name, module in self._model.named_modules()}
+        guarded: dict[int, Guarded] = {}
+        """Of units whose turns are plain calls; the others leave the net on."""
+        anchors: set[int] = set()
         for block in self._blocks:
             parts, unit, inner = segments[block.index], first[block.index], self._inner[block.index]
             self.segments[block.name] = max(1, len(parts))
             if len(parts) <= 1:
                 self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
-                self._overrides.set(block.module, "forward", wrap_unit(self._runtime, unit, block.name, inner))
+                forward = wrap_unit(self._runtime, unit, block.name, inner, guarded.setdefault(unit, []))
+                self._overrides.set(block.module, "forward", forward)
                 continue
             # What no segment has is small and resident, but to say "absent" of it is safe and to say "present" is not.
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, _NEVER))
@@ -221,11 +236,14 @@ class ModelSteps:
             self._overrides.set(block.module, "forward", turn.wrap_block(block.name, inner))
             for number, segment in enumerate(parts):
                 self._runtime.unit_of.update(dict.fromkeys(segment.tensors, unit + number))
+                off = guarded.setdefault(unit + number, []) if turn.is_simple else None
                 for anchor in segment.anchors:
                     calls = segment.last_calls if anchor is segment.last_anchor else None
                     name = names.get(id(anchor), block.name)
-                    forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward)
+                    forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward, off)
                     self._overrides.set(anchor, "forward", forward)
+                    anchors.add(id(anchor))
+        self._net.spread(self._runtime, self._overrides, guarded, anchors)
         self._settled = True
 
     def _note(self, text: str) -> None:

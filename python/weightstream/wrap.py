@@ -18,9 +18,12 @@ import torch
 from .gradients import refuse_grad
 from .runtime import ROOT, Runtime
 
-__all__ = ["Forward", "Steps", "refuse_grad", "wrap_root", "wrap_unit"]
+__all__ = ["Forward", "Guarded", "Steps", "refuse_grad", "wrap_root", "wrap_unit"]
 
 Forward = Callable[..., Any]
+
+Guarded = list[tuple[dict[str, Any], Forward]]
+"""Attributes of modules and the wrapped forwards that a turn takes off them while it runs: see `net`."""
 
 
 class Steps(Protocol):
@@ -39,8 +42,9 @@ class Steps(Protocol):
 _grad_enabled = torch.is_grad_enabled
 
 
-def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward) -> Forward:
-    """The forward `inner` as one turn of `unit`."""
+def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward, guarded: Guarded | None = None) -> Forward:
+    """The forward `inner` as one turn of `unit`, which takes off what is `guarded`: the list may be filled later."""
+    guarded = [] if guarded is None else guarded
     enter, leave, stream, turns = runtime.offloader.enter, runtime.offloader.leave, runtime.stream, runtime.open
     retired, root, at_root, thread, is_graded = runtime.retired, ROOT, [ROOT], get_ident, _grad_enabled
 
@@ -62,12 +66,19 @@ def wrap_unit(runtime: Runtime, unit: int, name: str, inner: Forward) -> Forward
         turns.append(unit)
         try:
             enter(unit, stream())
+            for state, net in guarded:
+                if state.get("forward") is net:
+                    del state["forward"]
             result = inner(*args, **kwargs)
         except BaseException:
             turns.pop()
+            for state, net in guarded:
+                state.setdefault("forward", net)
             runtime.abandon(unit)
             raise
         turns.pop()
+        for state, net in guarded:
+            state.setdefault("forward", net)
         leave(unit, stream())
         if graded:
             refuse_grad(name, "output", (result,))
