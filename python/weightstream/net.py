@@ -48,15 +48,20 @@ class Net:
                     self._owners.append((name, module, needs))
 
     def spread(
-        self, runtime: Runtime, overrides: Overrides, guarded: dict[int, Guarded], taken: Collection[int]
+        self,
+        runtime: Runtime,
+        overrides: Overrides,
+        streaming: Collection[int],
+        guarded: dict[int, Guarded],
+        taken: Collection[int],
     ) -> None:
-        """Wraps the owners by the units that `runtime` knows, but for those whose id is in `taken`.
+        """Wraps the owners of what lies in the units `streaming`, but for modules whose id is in `taken`.
 
         Turns of the units in `guarded` take the wrappers off while they run: the lists there are filled.
         """
         for name, module, needs in self._owners:
-            units = {runtime.unit_of[index] for index in needs if index in runtime.unit_of}
-            if id(module) in taken or not units or min(units) < 0:
+            units = {runtime.unit_of.get(index) for index in needs}.intersection(streaming)
+            if id(module) in taken or not units:
                 continue
             own, inner = "forward" in module.__dict__, module.forward
             for unit in units:
