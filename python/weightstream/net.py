@@ -10,6 +10,7 @@ of a microsecond a module, breaks no compiled graph, and leaves the module's cal
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -51,14 +52,14 @@ class Net:
         self,
         runtime: Runtime,
         overrides: Overrides,
-        streaming: Collection[int],
         guarded: dict[int, Guarded],
         taken: Collection[int],
     ) -> None:
-        """Wraps the owners of what lies in the units `streaming`, but for modules whose id is in `taken`.
+        """Wraps the owners of what lies in units that stream, but for modules whose id is in `taken`.
 
         Turns of the units in `guarded` take the wrappers off while they run: the lists there are filled.
         """
+        streaming = _streaming(runtime)
         for name, module, needs in self._owners:
             units = {runtime.unit_of.get(index) for index in needs}.intersection(streaming)
             if id(module) in taken or not units:
@@ -71,6 +72,14 @@ class Net:
             # What has a forward of its own on the instance cannot be found again behind a missing one.
             if len(units) == 1 and not own and next(iter(units)) in guarded:
                 guarded[next(iter(units))].append((module.__dict__, inner))
+
+
+def _streaming(runtime: Runtime) -> set[int]:
+    """The units of which not everything is always there."""
+    engine = json.loads(runtime.offloader.report())["engine"]
+    if engine["replan_pending"]:  # what is reported is the plan before it
+        return {unit for unit in runtime.unit_of.values() if unit >= 0}
+    return {number for number, unit in enumerate(engine["units"]) if unit["streamed_bytes"]}
 
 
 def _in_one_block(needs: tuple[int, ...], ownership: Ownership) -> bool:

@@ -21,6 +21,7 @@ from ._native import Offloader
 from .compiled import compiling, refuse_freezing
 from .devices import Target
 from .errors import StateError, WeightstreamError
+from .tracing import refuse_tracing
 from .uncompiled import uncompiled
 
 __all__ = ["ROOT", "Runtime"]
@@ -88,6 +89,7 @@ class Runtime:
             )
         if not self.open:
             self.check_stream(name)
+            refuse_tracing(name)
             if compiling():
                 refuse_freezing(name)
         elif self.thread != get_ident():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -213,7 +212,7 @@ class ModelSteps:
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
             forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index], guarded[unit])
             self._overrides.set(block.module, "forward", forward)
-        self._spread_net(guarded, ())
+        self._net.spread(self._runtime, self._overrides, guarded, ())
         self._settled = True
 
     def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
@@ -244,14 +243,8 @@ class ModelSteps:
                     forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward, off)
                     self._overrides.set(anchor, "forward", forward)
                     anchors.add(id(anchor))
-        self._spread_net(guarded, anchors)
+        self._net.spread(self._runtime, self._overrides, guarded, anchors)
         self._settled = True
-
-    def _spread_net(self, guarded: dict[int, Guarded], anchors: Collection[int]) -> None:
-        """Guards what is in units that stream: all others are always there."""
-        units = json.loads(self._runtime.offloader.report())["engine"]["units"]
-        streaming = {number for number, unit in enumerate(units) if unit["streamed_bytes"]}
-        self._net.spread(self._runtime, self._overrides, streaming, guarded, anchors)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
