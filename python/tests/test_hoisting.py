@@ -211,21 +211,29 @@ def test_an_input_that_requires_grad_is_refused_at_the_block():
         run(model, inputs())
 
 
-def test_the_finest_cuts_are_tried_where_two_coarse_ones_do_not_fit(monkeypatch):
+def test_the_finest_cuts_are_taken_where_the_planner_finds_them_faster(monkeypatch):
     torch.manual_seed(0)
     model = Towered([BLOCKS["dit"][0]() for _ in range(4)]).eval().requires_grad_(False)
     x = inputs()
     want = run(model, x)
-    tried = []
+    found = []
     divide = ModelSteps._divide
-    monkeypatch.setattr(ModelSteps, "_divide", lambda self, plan: (tried.append(plan), divide(self, plan))[1])
-    with attached(model, 2.0):
+
+    def divided(self, *arguments):
+        found.append(divide(self, *arguments))
+        return found[-1]
+
+    monkeypatch.setattr(ModelSteps, "_divide", divided)
+    with attached(model, 2.0) as attachment:
         run(model, x)
-        assert len(tried) == 1
-    tried.clear()
-    least = 0.3
-    with attached(model, least) as attachment:
+        coarse, fine = found
+        assert len(coarse.order) < len(fine.order)
+        assert coarse.cost <= fine.cost
+        assert sum(attachment.report()["segments"].values()) == len(coarse.order)
+    found.clear()
+    with attached(model, 0.3) as attachment:
         for _ in range(3):
             assert same_bits(run(model, x), want)
-        assert len(tried) == 2 and len(tried[0].order) < len(tried[1].order)
-        assert set(attachment.report()["segments"].values()) != {1}
+        coarse, fine = found
+        assert fine.cost < coarse.cost
+        assert sum(attachment.report()["segments"].values()) == len(fine.order)

@@ -91,6 +91,8 @@ class Offloader:
         that all cuts would make, numbered block by block. The answer is, for each of those, the unit it is part of from
         now on.
         """
+    def predict(self, cuts: dict[int, list[int]], order: list[int] | None) -> float:
+        """The seconds a step is predicted to take with what `segment` would choose; for comparing cuts."""
     def hold(self, tensors: list[int], stream: int) -> Hold:
         """Makes tensors present until the hold is released, whatever the budget's plan says about their turn."""
     def stats(self) -> str:

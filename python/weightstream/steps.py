@@ -7,8 +7,9 @@ blocks again, and the next step is watched.
 
 from __future__ import annotations
 
-import json
+import math
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -36,13 +37,35 @@ _LEAST_SEGMENT = 4 << 20
 _LEAST_SHARE = 8
 """A segment need not be larger than its block's bytes divided by this: small models have small blocks."""
 
-_ONE_SLOT = "the ring holds one unit at a time"
-"""How the planner begins to say so."""
+_WORTH_MORE_TURNS = 1.004
+"""The finest cuts are taken if the planner predicts a step this much faster than with coarse ones, which take fewer turns
+of Python. Measured on 24 blocks of 700 MB: 4 turns a block 1.038 and 1.045 of ideal, the finest cuts 1.026 and 1.038."""
 
 
 def streaming_blocks(ownership: Ownership) -> list[Block]:
     """The blocks that own bytes, which are the native plan's blocks, in its order."""
     return [block for block in ownership.blocks if any(ownership.tensors[i].nbytes for i in block.tensors)]
+
+
+@dataclass
+class _Division:
+    """Blocks cut into segments, before the engine says which of the cuts it uses."""
+
+    cost: float
+    cuts: dict[int, list[int]]
+    order: list[int]
+    segments: dict[int, tuple[Segment, ...]]
+    first: dict[int, int]
+    """The number of each block's first segment, counted block by block."""
+
+    def joined(self, units: list[int]) -> tuple[dict[int, tuple[Segment, ...]], dict[int, int]]:
+        """The segments of each block and its first unit, given the unit that each segment became part of."""
+        segments, first = {}, {}
+        for block, parts in self.segments.items():
+            start = self.first[block]
+            segments[block] = join(parts, units[start : start + len(parts)])
+            first[block] = units[start]
+        return segments, first
 
 
 class ModelSteps:
@@ -151,23 +174,18 @@ class ModelSteps:
             self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
             return
         self._settled = False
-        made: tuple[dict[int, tuple[Segment, ...]], dict[int, int]] | None = None
-        for plan in (coarse, fine):
-            try:
-                made = self._divide(plan)
-            except WeightstreamError as error:
-                refusal = error
-            if made is not None and (plan.order == fine.order or not self._has_one_slot()):
-                break
-        if made is not None:
-            self._wrap_segments(*made)
-        else:
-            self._note(f"blocks stay whole: {refusal}")
+        division = min((self._divide(coarse), self._divide(fine, _WORTH_MORE_TURNS)), key=lambda found: found.cost)
+        try:
+            units = self._runtime.offloader.segment(division.cuts, division.order, self.everywhere)
+        except WeightstreamError as error:
+            self._note(f"blocks stay whole: {error}")
             self._settled = True
+        else:
+            self._wrap_segments(*division.joined(units))
         self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
 
-    def _divide(self, plan: StepPlan) -> tuple[dict[int, tuple[Segment, ...]], dict[int, int]]:
-        """Makes the engine's units of a plan's segments: gives those it chose and the first unit, both by block."""
+    def _divide(self, plan: StepPlan, dearer: float = 1.0) -> _Division:
+        """The cuts of a plan as the engine takes them, with the predicted time of a step, `dearer` times, as their cost."""
         segments = {block.index: _usable(plan, block) for block in self._blocks}
         first: dict[int, int] = {}
         count = 0
@@ -185,17 +203,11 @@ class ModelSteps:
                 unit = first[block_index] + (segment if len(segments[block_index]) > 1 else 0)
                 if not order or order[-1] != unit or segment == 0:
                     order.append(unit)
-        units = self._runtime.offloader.segment(cuts, order, self.everywhere)
-        for block in self._blocks:
-            start, parts = first[block.index], segments[block.index]
-            segments[block.index] = join(parts, units[start : start + len(parts)])
-            first[block.index] = units[start]
-        return segments, first
-
-    def _has_one_slot(self) -> bool:
-        """Whether the planner notes that the ring holds one unit at a time: its copies then overlap nothing."""
-        notes = json.loads(self._runtime.offloader.report()).get("notes", ())
-        return any(_ONE_SLOT in note for note in notes)
+        try:
+            cost = self._runtime.offloader.predict(cuts, order) * dearer
+        except WeightstreamError:
+            cost = math.inf
+        return _Division(cost, cuts, order, segments, first)
 
     def _wrap_whole(self) -> None:
         """Makes each block one unit, numbered as the blocks are."""

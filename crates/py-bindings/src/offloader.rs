@@ -50,6 +50,15 @@ impl Inner {
     }
 }
 
+fn cuts_of(cuts: BTreeMap<u32, Vec<u32>>) -> BTreeMap<BlockId, Vec<TensorId>> {
+    let ids = |tensors: Vec<u32>| tensors.into_iter().map(TensorId).collect();
+    cuts.into_iter().map(|(block, tensors)| (BlockId(block), ids(tensors))).collect()
+}
+
+fn order_of(order: Option<Vec<u32>>) -> Option<Vec<UnitId>> {
+    order.map(|order| order.into_iter().map(UnitId).collect())
+}
+
 impl Offloader {
     pub(crate) fn new(facade: Facade, kind: DeviceKind) -> Self {
         Self {
@@ -108,15 +117,21 @@ impl Offloader {
         order: Option<Vec<u32>>,
         everywhere: bool,
     ) -> PyResult<Vec<u32>> {
-        let cuts = cuts
-            .into_iter()
-            .map(|(block, tensors)| (BlockId(block), tensors.into_iter().map(TensorId).collect()))
-            .collect();
-        let order = order.map(|order| order.into_iter().map(UnitId).collect());
+        let (cuts, order) = (cuts_of(cuts), order_of(order));
         let units = self.inner.with(py, true, |facade| {
             if everywhere { facade.segment_everywhere(&cuts, order) } else { facade.segment(&cuts, order) }
         })?;
         Ok(units.into_iter().map(|unit| unit.0).collect())
+    }
+
+    fn predict(
+        &self,
+        py: Python<'_>,
+        cuts: BTreeMap<u32, Vec<u32>>,
+        order: Option<Vec<u32>>,
+    ) -> PyResult<f64> {
+        let (cuts, order) = (cuts_of(cuts), order_of(order));
+        self.inner.with(py, true, |facade| facade.predict(&cuts, order))
     }
 
     fn hold(&self, py: Python<'_>, tensors: Vec<u32>, stream: u64) -> PyResult<Hold> {

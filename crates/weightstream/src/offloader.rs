@@ -169,6 +169,19 @@ impl Offloader {
         Ok(units)
     }
 
+    /// The seconds that a step is predicted to take with what [`segment`](Self::segment) would choose: for comparing cuts.
+    /// Without compute times and the true rate of the link, only the ratio of two predictions means something.
+    ///
+    /// # Errors
+    /// As [`segment`](Self::segment), a step under way aside.
+    pub fn predict(
+        &self,
+        cuts: &BTreeMap<BlockId, Vec<TensorId>>,
+        order: Option<Vec<UnitId>>,
+    ) -> Result<f64> {
+        Ok(self.request.plan_segments(&self.layout, &self.finest(cuts, order)?)?.step_seconds)
+    }
+
     /// As [`segment`](Self::segment), but at every cut, worth its copies or not: for callers that chose themselves.
     ///
     /// # Errors
