@@ -20,12 +20,17 @@ def fake(model: nn.Module, x: torch.Tensor) -> object:
         return model(x)
 
 
+def fake_inputs(model: nn.Module, x: torch.Tensor) -> object:
+    return model(FakeTensorMode(allow_non_fake_inputs=True).from_tensor(x))
+
+
 def make_graph(mode: str) -> Callable[[nn.Module, torch.Tensor], object]:
     return lambda model, x: make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
 
 
 TRACERS = {
     "fake tensors": fake,
+    "fake inputs": fake_inputs,
     "make_fx of values": make_graph("real"),
     "make_fx of fakes": make_graph("fake"),
     "make_fx of symbols": make_graph("symbolic"),
@@ -38,7 +43,12 @@ TRACERS = {
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize(
     ("tracer", "part"),
-    [(name, part) for name in TRACERS for part in ("", "blocks.2") if (name, part) != ("torch.fx", "blocks.2")],
+    [
+        (name, part)
+        for name in TRACERS
+        for part in ("", "blocks.2")
+        if not (part and name in ("torch.fx", "fake inputs"))
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_tracing_is_refused_and_the_next_call_is_right(tracer: str, part: str, steps_before: int) -> None:
@@ -54,14 +64,21 @@ def test_tracing_is_refused_and_the_next_call_is_right(tracer: str, part: str, s
             assert same_bits(run(model, x), expected)
 
 
+def test_asking_whether_it_is_traced_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp()
+    with attached(model, 0.5):
+        run(model, inputs())
+    assert not [record for record in caplog.records if "torch.fx" in record.name]
+
+
 def test_a_counting_mode_may_watch() -> None:
     model = mlp()
     x = inputs()
     expected = run(model, x)
     with attached(model, 0.5):
         for _ in range(3):
-            with FlopCounterMode(display=False) as counter:
-                assert same_bits(run(model, x), expected)
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:  # old ones count no inference mode
+                assert same_bits(model(x), expected)
             assert counter.get_total_flops() > 0
 
 

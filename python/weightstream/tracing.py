@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import _symbolic_trace
 from torch.utils import _python_dispatch
+from torch.utils._pytree import tree_leaves
 
 from .errors import StateError
 
-__all__ = ["refuse_tracing"]
+__all__ = ["refuse_fakes", "refuse_tracing"]
 
 _count: Any = torch._C._len_torch_dispatch_stack
 _jit_state: Any = torch._C._get_tracing_state
@@ -27,10 +29,17 @@ def refuse_tracing(name: str) -> None:
         for mode in _python_dispatch._get_current_dispatch_mode_stack():
             if getattr(mode, "_mode_key", None) is not None:
                 _refuse(name, f"under {type(mode).__name__}")
-    if _symbolic_trace.is_fx_tracing():
+    if getattr(_symbolic_trace, "_is_fx_tracing_flag", False):  # what is_fx_tracing() says, without its log line
         _refuse(name, "by torch.fx")
     if _jit_state() is not None:
         _refuse(name, "by torch.jit")
+
+
+def refuse_fakes(name: str, inputs: Any) -> None:
+    """Raises StateError if fake tensors are among the inputs of a call that failed: they mix with no weights."""
+    for value in tree_leaves(inputs):
+        if isinstance(value, FakeTensor):
+            _refuse(name, "with fake tensors")
 
 
 def _refuse(name: str, how: str) -> None:

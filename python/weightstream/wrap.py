@@ -17,6 +17,7 @@ import torch
 
 from .gradients import refuse_grad
 from .runtime import ROOT, Runtime
+from .tracing import refuse_fakes
 
 __all__ = ["Forward", "Guarded", "Steps", "refuse_grad", "wrap_root", "wrap_unit"]
 
@@ -103,8 +104,10 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
         try:
             begin(stream())
             result = steps.run(inner, args, kwargs)
-        except BaseException:
+        except BaseException as error:
             runtime.recover()
+            if isinstance(error, TypeError):
+                refuse_fakes(name, (args, kwargs))
             raise
         turns.clear()
         end(stream())
