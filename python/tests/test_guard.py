@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
 import torch
-from attach_models import Towered, attached, inputs, mlp, run, same_bits
+from attach_models import MlpBlock, Towered, attached, inputs, mlp, run, same_bits
 from torch import nn
 
 from weightstream import StateError
-from weightstream.guard import ManagedParameter
+from weightstream.guard import ManagedParameter, ParameterGuard
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def streamed():
         run(model, inputs())
         weight = model.blocks[1].up.weight
         other = model.blocks[5].up.weight
-        assert not same_bits(other.data, true) or not same_bits(weight.data, weight.cpu()), "one of them must be absent"
+        assert not same_bits(other + 0, true) or not same_bits(weight + 0, weight.cpu()), "one of them must be absent"
         yield model, other, true
 
 
@@ -41,7 +42,40 @@ READS = {
     "tolist": lambda p: torch.tensor(p.tolist()),
     "deepcopy": lambda p: copy.deepcopy(p).detach(),
     "pickle": lambda p: pickle.loads(pickle.dumps(p)).detach(),
+    "detach": lambda p: p.detach(),
+    "detach, cpu": lambda p: p.detach().cpu(),
+    "detach, numpy": lambda p: torch.from_numpy(p.detach().numpy()),
+    "data": lambda p: p.data,
+    "data, clone": lambda p: p.data.clone(),
+    "slice": lambda p: p[:].clone(),
+    "index": lambda p: torch.stack([p[number] for number in range(len(p))]),
+    "iteration": lambda p: torch.stack(list(p)),
+    "reversed": lambda p: reversed(p).flip(0),
+    "view": lambda p: p.view(-1).view(p.shape),
+    "view of a dtype": lambda p: p.view(torch.int32).view(torch.float32),
+    "reshape": lambda p: p.reshape(-1).reshape(p.shape),
+    "contiguous": lambda p: p.contiguous(),
+    "t": lambda p: p.t().t(),
+    "T": lambda p: p.T.T,
+    "mT": lambda p: p.mT.mT,
+    "transpose": lambda p: p.transpose(0, 1).t(),
+    "chunk": lambda p: torch.cat(p.chunk(3)),
+    "unsqueeze": lambda p: p.unsqueeze(0).squeeze(0),
+    "as_strided": lambda p: p.as_strided(p.shape, p.stride()),
+    "flip": lambda p: p.flip(0).flip(0),
+    "minus": lambda p: -(-p),
+    "mul": lambda p: p.mul(1),
+    "dlpack": lambda p: torch.from_dlpack(p),
+    "saved data": lambda p: _saved([p.data])[0],
+    "saved views": lambda p: _saved([p[:2], p[2:]], torch.cat),
 }
+
+
+def _saved(tensors: list[torch.Tensor], join=lambda tensors: tensors):  # noqa: ANN001, ANN202
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    file.seek(0)
+    return join(torch.load(file, weights_only=True))
 
 
 @pytest.mark.parametrize("way", READS)
@@ -51,10 +85,109 @@ def test_reads_give_the_true_bytes(streamed, way: str) -> None:
 
 
 def test_a_read_gives_a_copy_that_may_be_written(streamed) -> None:
-    _, weight, true = streamed
+    model, weight, true = streamed
+    expected = run(model, inputs())
     weight.cpu().zero_()
     weight.numpy()[:] = 0
+    weight.data.zero_()
+    weight.detach()[:] = 0
+    weight[0].fill_(3)
     assert same_bits(weight.cpu(), true)
+    assert same_bits(run(model, inputs()), expected)
+
+
+def test_reductions_and_whole_models_are_read_right() -> None:
+    model = mlp()
+    plain = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with attached(model, 0.4):
+        for _ in range(2):
+            run(model, inputs())
+            for name, parameter in model.named_parameters():
+                assert same_bits(parameter.data, plain[name]), name
+                assert same_bits(parameter.sum(), plain[name].sum()), name
+                assert same_bits(parameter.abs().max(), plain[name].abs().max()), name
+                assert parameter.isnan().any().item() is False
+                assert parameter.equal(plain[name])
+            vector = nn.utils.parameters_to_vector(model.parameters())
+            assert same_bits(vector, torch.cat([value.view(-1) for value in plain.values()]))
+
+
+def test_a_second_thread_reads_the_host_while_the_first_is_in_a_turn() -> None:
+    class Asking(MlpBlock):
+        ask = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.ask is not None:
+                self.ask(self.up.weight)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    model = Towered([Asking() for _ in range(5)])
+    seen: list[tuple[int, int]] = []
+
+    def ask(weight: nn.Parameter) -> None:
+        here = weight.detach().data_ptr()
+        with ThreadPoolExecutor(1) as pool:
+            seen.append((here == weight.data_ptr(), pool.submit(lambda: weight.cpu().data_ptr()).result() == here))
+
+    with attached(model):
+        for block in model.blocks:
+            block.ask = ask
+        run(model, inputs())
+    assert seen == [(True, False)] * 5
+
+
+class Viewing(nn.Module):
+    """Reads its weights through views and conversions of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+        self.bias = nn.Parameter(torch.randn(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
+        x = x @ weight.t() + bias.view(1, 1, -1)
+        x = x @ weight.data + bias.unsqueeze(0).data
+        x = x @ weight.detach().T + weight[0] - weight.T[1]
+        x = x @ torch.cat(weight.chunk(4)).mT + bias.reshape(1, 64).expand(2, 5, 64)[:, :1]
+        return torch.tanh(x + -bias * weight.sum() + torch.stack(list(weight))[2] + bias.real)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_views_in_the_forward_are_the_device_s(compiled: bool) -> None:
+    torch.manual_seed(0)
+    model = Towered([Viewing() for _ in range(5)])
+    x = inputs()
+    expected = run(model, x)
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    with attached(model, 0.6):
+        called = torch.compile(model, backend=backend) if compiled else model
+        for _ in range(4):
+            assert same_bits(run(called, x), expected)
+    assert not compiled or (len(graphs) <= 3 and max(graphs) > 25), "views must not cut a block's graph"
+
+
+def test_setting_data_is_refused(streamed) -> None:
+    model, weight, true = streamed
+    expected = run(model, inputs())
+    with pytest.raises(StateError, match=r"data on the managed parameter blocks\.5\.up\.weight"):
+        weight.data = torch.zeros_like(true)
+    assert same_bits(run(model, inputs()), expected)
+
+
+def test_a_state_dict_copies_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+    with attached(model, 0.4):
+        run(model, inputs())
+        monkeypatch.setattr(ParameterGuard, "copy", lambda self: pytest.fail(f"{self.name} was copied"))
+        assert len(model.state_dict()) == len(list(model.parameters()))
+        model.state_dict(keep_vars=True)
 
 
 def test_torch_save_of_a_parameter_writes_its_own_bytes_only(streamed) -> None:

@@ -130,6 +130,12 @@ class Attachment:
             return dict(self._last[1])
         native = json.loads(self._runtime.offloader.report())
         notes = [*self._facts["notes"], *self._steps.notes, *native.pop("notes", ())]
+        if self._runtime.copied:
+            names = ", ".join(self._ownership.tensors[number].name for number in sorted(self._runtime.copied)[:4])
+            notes.append(
+                f"read in a forward outside their block's turn, each time through a copy of the host's bytes, which is "
+                f"slow: {names}; give attach towers= without that block"
+            )
         return {**native, **self._facts, "segments": dict(self._steps.segments), "notes": notes}
 
     @contextmanager

@@ -1,9 +1,10 @@
 """Parameters whose bytes come and go: reading one outside its turn serves the host's bytes, writing one is refused.
 
 A managed parameter's address is always valid, but between its unit's turns the memory behind it holds another unit's
-weights. The class below makes the ways in which people look at a parameter honest. It costs an operation nothing
-beyond what any subclass of `nn.Parameter` costs: there is no `__torch_function__`, so functions such as
-`torch.sum(p)` or `p + 1` outside a forward are *not* seen. Use `with attachment.resident(module):` for those.
+weights. The class below makes a parameter's own methods and views honest. It costs an operation that is given the
+parameter nothing beyond what any subclass of `nn.Parameter` costs: there is no `__torch_function__`, and the binary
+operators are PyTorch's, so `torch.sum(p)`, `torch.tensor(p)`, `other.copy_(p)` or `p + 1` outside a forward are *not*
+seen. Use `with attachment.resident(module):` for those.
 """
 
 from __future__ import annotations
@@ -19,11 +20,28 @@ from .errors import StateError
 
 __all__ = ["ManagedParameter", "ParameterGuard", "managed_class"]
 
-_READS = (
-    "cpu", "cuda", "to", "type", "type_as", "clone", "numpy", "tolist", "item", "__array__",
-    "float", "double", "half", "bfloat16", "int", "long", "short", "char", "byte", "bool",
-    "__float__", "__int__", "__bool__", "__complex__", "__index__", "__format__",
+_READING_OPERATORS = (
+    "__array__", "__dlpack__", "__float__", "__int__", "__bool__", "__complex__", "__index__", "__format__",
+    "__getitem__", "__iter__", "__reversed__", "__contains__", "__neg__", "__pos__", "__abs__", "__invert__",
 )  # fmt: skip
+"""Binary operators are left alone: blocks use them on their weights, and a Python method there costs."""
+_READING_PROPERTIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "data": torch.detach,
+    "T": lambda tensor: torch.permute(tensor, tuple(range(tensor.dim()))[::-1]),
+    "mT": lambda tensor: torch.transpose(tensor, -2, -1),
+    "H": torch.adjoint,
+    "mH": torch.adjoint,
+    "real": torch.real,
+    "imag": torch.imag,
+}
+"""With what the compiler traces in their place: it finds the properties below again in PyTorch's own."""
+_UNREAD_BEGINNINGS = ("_", "is_", "has_", "new", "q_")
+_UNREAD = frozenset(
+    "dim dim_order ndimension nelement numel size stride storage_offset element_size get_device sparse_dim dense_dim "
+    "data_ptr storage untyped_storage storage_type register_hook register_post_accumulate_grad_hook retain_grad "
+    "backward align_to align_as refine_names resize resize_as".split()
+)
+"""Methods that read no bytes, or are about the storage and not about its bytes."""
 _IN_PLACE_OPERATORS = (
     "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
     "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__setitem__",
@@ -53,9 +71,9 @@ class ParameterGuard:
 class ManagedParameter(nn.Parameter):
     """A parameter of an attached model: `attach` makes this the class of the model's parameters, `detach` undoes it.
 
-    Methods that read (`cpu`, `numpy`, `clone`, `to`, `item`, `deepcopy`, pickling, printing, …) use the device's bytes
-    during the parameter's turn and the host's otherwise: the same bits either way. Methods that write raise
-    `StateError`.
+    Methods that read, or make views that can be read (`cpu`, `clone`, `sum`, `detach`, `data`, `view`, `p[0]`,
+    `deepcopy`, pickling, printing, …) use the device's bytes during the parameter's turn and a copy of the host's
+    otherwise: the same bits either way, on the same device. Methods that write raise `StateError`.
     """
 
     # PyTorch knows Parameter itself by its type alone, and asks any subclass for __torch_function__ and what it is an
@@ -92,16 +110,35 @@ def managed_class(cls: type[nn.Parameter]) -> type[ManagedParameter]:
     return type(f"Managed{cls.__name__}", (ManagedParameter, cls), {"__doc__": ManagedParameter.__doc__})
 
 
+def _elsewhere(parameter: ManagedParameter) -> torch.Tensor | None:
+    """The tensor to read in the place of `parameter`, or None if the memory behind it holds its bytes."""
+    guard = parameter._weightstream
+    if guard.present():
+        return None
+    copy = guard.copy()
+    return copy if parameter.device.type == "cpu" else copy.to(parameter.device)
+
+
 def _reader(name: str) -> Callable[..., Any]:
     def read(self: ManagedParameter, *args: Any, **kwargs: Any) -> Any:
-        guard = self._weightstream
-        if guard.present():
-            return getattr(super(ManagedParameter, self), name)(*args, **kwargs)
-        copy = guard.copy()
-        return getattr(copy if self.device.type == "cpu" else copy.to(self.device), name)(*args, **kwargs)
+        # Compiled code runs in its block's turn, and must not depend on whose turn it was when it was traced.
+        copy = None if torch.compiler.is_compiling() else _elsewhere(self)
+        return getattr(super(ManagedParameter, self) if copy is None else copy, name)(*args, **kwargs)
 
     read.__name__, read.__doc__ = name, getattr(torch.Tensor, name).__doc__
     return read
+
+
+def _reading_property(name: str, traced: Callable[..., Any], write: Callable[..., Any] | None) -> property:
+    plain = getattr(torch.Tensor, name).__get__
+
+    def read(self: ManagedParameter) -> Any:
+        if torch.compiler.is_compiling():
+            return traced(self)
+        copy = _elsewhere(self)
+        return plain(self if copy is None else copy)
+
+    return property(read, write, doc=getattr(torch.Tensor, name).__doc__)
 
 
 def _writer(name: str) -> Callable[..., Any]:
@@ -116,13 +153,21 @@ def _writer(name: str) -> Callable[..., Any]:
 
 
 def _fill_class() -> None:
-    for name in _READS:
-        if hasattr(torch.Tensor, name):
+    names = dir(torch.Tensor)
+    for name in (*(name for name in names if not name.startswith(_UNREAD_BEGINNINGS)), "is_nonzero"):
+        if name in _UNREAD or not callable(getattr(torch.Tensor, name)):
+            continue
+        if name.endswith("_"):
+            if name not in _HARMLESS:
+                setattr(ManagedParameter, name, _writer(name))
+        else:
             setattr(ManagedParameter, name, _reader(name))
-    in_place = [name for name in dir(torch.Tensor) if name.endswith("_") and not name.startswith("_")]
-    for name in (*in_place, *_IN_PLACE_OPERATORS):
-        if name not in _HARMLESS and hasattr(torch.Tensor, name):
-            setattr(ManagedParameter, name, _writer(name))
+    for name in filter(names.__contains__, _READING_OPERATORS):
+        setattr(ManagedParameter, name, _reader(name))
+    for name in filter(names.__contains__, _IN_PLACE_OPERATORS):
+        setattr(ManagedParameter, name, _writer(name))
+    for name, traced in _READING_PROPERTIES.items():
+        setattr(ManagedParameter, name, _reading_property(name, traced, _writer(name) if name == "data" else None))
 
 
 _fill_class()

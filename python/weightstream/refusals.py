@@ -50,8 +50,11 @@ def _refusal(where: str, what: str) -> Callable[..., Any]:
 
 
 def _saver(module: nn.Module, save: Callable[..., None], binding: Binding) -> Callable[..., None]:
+    # nn.Module's own way only detaches each tensor, which for an absent one would copy it, to be replaced below.
+    detaches_only = type(module)._save_to_state_dict is nn.Module._save_to_state_dict
+
     def save_host_bytes(destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        save(destination, prefix, keep_vars)
+        save(destination, prefix, keep_vars or detaches_only)
         if keep_vars:
             return
         for entries in (module._parameters, module._buffers):

@@ -49,6 +49,8 @@ class Runtime:
         """The thread that opened them."""
         self.held: dict[int, int] = {}
         """How often each owned tensor is held by `resident`."""
+        self.copied: set[int] = set()
+        """Owned tensors that a forward read by a method outside their turn: the host's bytes were copied for it."""
         self.holders: list[int] = []
         """The threads that hold them."""
         self.unit_of: dict[int, int] = {}
@@ -72,7 +74,12 @@ class Runtime:
         def present() -> bool:
             unit = self.unit_of.get(tensor)
             # Another thread's turn may end while this one reads.
-            return unit is None or (unit in self.open and self.thread == get_ident()) or tensor in self.held
+            within = self.thread == get_ident()
+            if unit is None or (within and unit in self.open) or tensor in self.held:
+                return True
+            if within and self.open:
+                self.copied.add(tensor)
+            return False
 
         return present
 
