@@ -13,7 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from attach_models import DIM, MlpBlock, Towered, assert_same_state, attached, host, inputs, mlp, run, same_bits, snapshot
+from attach_models import (
+    DIM,
+    MlpBlock,
+    Towered,
+    assert_same_state,
+    attached,
+    host,
+    inputs,
+    mlp,
+    run,
+    same_bits,
+    snapshot,
+)
 from torch import nn
 
 import weightstream
@@ -335,3 +347,19 @@ def test_detach_against_a_thread_that_keeps_calling() -> None:
         thread.join()
         assert not wrong
         assert same_bits(run(model, inputs()), expected)
+
+
+@pytest.mark.parametrize("share", [0.6, 2.0])
+def test_shared_memory_is_ordinary_memory_afterwards(share: float) -> None:
+    model, twin = mlp(), mlp()
+    model.blocks.share_memory()
+    before = snapshot(model)
+    with attached(model, share) as attachment:
+        (note,) = (note for note in attachment.report()["notes"] if "shared memory" in note)
+        assert "blocks.0" in note and "head" not in note
+        assert same_bits(run(model, inputs()), run(twin, inputs()))
+    assert_same_state(model, before)
+    assert not any(parameter.is_shared() for parameter in model.parameters())
+    model.share_memory()
+    assert all(parameter.is_shared() for parameter in model.parameters())
+    assert same_bits(run(model, inputs()), run(twin, inputs()))

@@ -53,7 +53,9 @@ def attach(
     towers: the lists of repeated blocks to stream, by name or module; None finds them.
 
     The model then computes on the device, with the same bits out. Inputs go to `attachment.device`. Parameters do not
-    require grad while attached. Refused, with nothing changed: see `weightstream.errors`.
+    require grad while attached, and the bits are those of the resident model whose parameters do not: for some modules
+    (`nn.GRU`, `nn.RNN`, attention to another sequence) PyTorch chooses its kernels by that, under `no_grad` too.
+    Refused or interrupted, it changes nothing: see `weightstream.errors`.
     """
     check_model(model)
     if look_ahead is not None:
