@@ -6,6 +6,7 @@ mod model;
 mod plan;
 mod schedule;
 mod simulate;
+mod unit_set;
 mod units;
 
 pub use engine::{
@@ -17,4 +18,5 @@ pub use model::{BlockDesc, BlockId, ModelDesc, TensorId, TowerDesc, UnitId};
 pub use plan::{Backing, Plan, PlanError, PlanNote, PlanRequest, SegmentedPlan, UnitPlan};
 pub use schedule::{Command, Schedule, ScheduleError, UnitView};
 pub use simulate::{COPY_LATENCY, Simulation, Stall, Workload, simulate};
+pub use unit_set::UnitSet;
 pub use units::{UnitDesc, Units};

@@ -10,7 +10,7 @@ use gpu_driver::Bytes;
 use models::Builder;
 use offload_core::{
     Backing, BlockId, Command, Layout, LayoutOptions, Plan, PlanError, PlanNote, PlanRequest, Schedule,
-    TensorId, UnitId, Units,
+    TensorId, UnitId, UnitSet, Units,
 };
 use proptest::prelude::*;
 
@@ -160,7 +160,7 @@ fn check_conflicts(plan: &Plan, ring_cells: &RingCells) {
         }
     }
     for (unit, shared) in plan.units.iter().zip(shared) {
-        assert_eq!(unit.conflicts, shared.into_iter().collect::<Vec<_>>(), "{}", unit.name);
+        assert_eq!(unit.conflicts, shared.into_iter().collect::<UnitSet>(), "{}", unit.name);
     }
 }
 

@@ -11,6 +11,7 @@ use super::spread::Weights;
 use super::{Backing, Plan, PlanError, PlanNote, PlanRequest, UnitPlan};
 use crate::layout::Layout;
 use crate::model::UnitId;
+use crate::unit_set::UnitSet;
 use crate::units::Units;
 
 /// The parts of a balanced step's compute that a plan is made for when compute times are unknown. Balanced, compute takes
@@ -192,7 +193,7 @@ fn finish(
     look_ahead: u32,
     notes: Vec<PlanNote>,
 ) -> Plan {
-    let unit = |(index, conflicts): (usize, Vec<UnitId>)| {
+    let unit = |(index, conflicts): (usize, UnitSet)| {
         let unit = &units.units[index];
         let first = placement.parts(UnitId(index as u32), ground.granule).next();
         let ring_start = first.map_or(0, |part| u64::from(part.page) * ground.granule + part.bytes.start);

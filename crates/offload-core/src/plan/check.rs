@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{Backing, Plan, PlanError};
 use crate::layout::Layout;
 use crate::model::UnitId;
+use crate::unit_set::UnitSet;
 
 impl Plan {
     /// Whether the plan keeps every promise: each byte of each unit is either resident or streamed by that unit alone,
@@ -91,7 +92,7 @@ impl Plan {
             let shares = |other: &usize| {
                 *other != index && own.iter().any(|a| parts[*other].iter().any(|b| meet(a, b)))
             };
-            let expected: Vec<UnitId> =
+            let expected: UnitSet =
                 (0..self.units.len()).filter(shares).map(|other| UnitId(other as u32)).collect();
             if expected != unit.conflicts {
                 return broken(format!(

@@ -5,12 +5,13 @@ use std::ops::Range;
 use super::ground::Ground;
 use super::ring::Placement;
 use crate::model::UnitId;
+use crate::unit_set::{UnitSet, clear, set};
 
-/// For each unit the others that share ring bytes with it, in ascending order.
+/// For each unit the others that share ring bytes with it.
 ///
 /// A ring of one slot has a quadratic number of conflicts, so nothing here looks at pairs: each page knows its occupants as
 /// sets of bits, one row for those that reach its first byte, one for its last, and rows for those in between.
-pub(super) fn conflicts(ground: &Ground, placement: &Placement) -> Vec<Vec<UnitId>> {
+pub(super) fn conflicts(ground: &Ground, placement: &Placement) -> Vec<UnitSet> {
     let units = ground.units.len();
     let words = units.div_ceil(64);
     let ids = || (0..units as u32).map(UnitId);
@@ -31,7 +32,7 @@ pub(super) fn conflicts(ground: &Ground, placement: &Placement) -> Vec<Vec<UnitI
         if !placement.streamed[unit.0 as usize].is_empty() {
             clear(&mut found, unit);
         }
-        all.push(members(&found));
+        all.push(UnitSet::of_words(&found));
     }
     all
 }
@@ -129,24 +130,4 @@ impl Misses {
         }
         self.sorted[rows * STRIDE..count].iter().for_each(|&(_, unit)| clear(set, unit));
     }
-}
-
-fn set(bits: &mut [u64], unit: UnitId) {
-    bits[unit.0 as usize / 64] |= 1 << (unit.0 % 64);
-}
-
-fn clear(bits: &mut [u64], unit: UnitId) {
-    bits[unit.0 as usize / 64] &= !(1 << (unit.0 % 64));
-}
-
-fn members(bits: &[u64]) -> Vec<UnitId> {
-    let mut members = Vec::with_capacity(bits.iter().map(|word| word.count_ones() as usize).sum());
-    for (index, &word) in bits.iter().enumerate() {
-        let mut rest = word;
-        while rest != 0 {
-            members.push(UnitId(index as u32 * 64 + rest.trailing_zeros()));
-            rest &= rest - 1;
-        }
-    }
-    members
 }

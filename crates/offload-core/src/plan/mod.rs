@@ -32,6 +32,7 @@ pub use segments::SegmentedPlan;
 
 use crate::layout::Layout;
 use crate::model::{BlockId, UnitId};
+use crate::unit_set::UnitSet;
 use crate::units::Units;
 
 /// What lies behind a granule of the line.
@@ -56,9 +57,9 @@ pub struct UnitPlan {
     pub streamed: Range<u64>,
     /// Where the first streamed byte lies, in bytes from the ring's start; zero if the unit is resident.
     pub ring_start: u64,
-    /// The other units whose streamed bytes share ring bytes with this one's, in ascending order. A copy into this
-    /// unit must wait for the last use of each, and ends their presence.
-    pub conflicts: Vec<UnitId>,
+    /// The other units whose streamed bytes share ring bytes with this one's. A copy into this unit must wait
+    /// for the last use of each, and ends their presence.
+    pub conflicts: UnitSet,
 }
 
 impl UnitPlan {

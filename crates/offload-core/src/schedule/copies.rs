@@ -4,6 +4,7 @@
 use super::command::Command;
 use super::state::Schedule;
 use crate::model::UnitId;
+use crate::unit_set::{clear, set};
 
 impl Schedule {
     /// Copies expected units ahead, in order, as far as the window and the ring allow.
@@ -38,16 +39,7 @@ impl Schedule {
     /// The present units that a copy of this one overwrites. Only they can be in use, or have been used since the copy
     /// stream last waited: what overwrote the others has waited for them.
     pub(super) fn overwritten_by(&self, id: usize) -> impl Iterator<Item = u32> + '_ {
-        /// About what a search among the conflicts costs, in looks at one unit.
-        const SEARCH: usize = 8;
-        let conflicts = self.conflicts.of(id);
-        let (few, many): (&[u32], &[u32]) = if conflicts.len() <= SEARCH * self.present.len() {
-            (conflicts, &[])
-        } else {
-            (&[], &self.present)
-        };
-        let few = few.iter().copied().filter(|&other| self.units[other as usize].present);
-        few.chain(many.iter().copied().filter(|other| conflicts.binary_search(other).is_ok()))
+        self.conflicts.of_these(id, &self.present).map(|unit| unit.0)
     }
 
     pub(super) fn issue(&mut self, id: usize, commands: &mut Vec<Command>) {
@@ -62,19 +54,17 @@ impl Schedule {
             self.waited = last_use(&latest);
             commands.push(Command::WaitLastUse(UnitId(latest)));
         }
-        if !evicted.is_empty() {
-            for &other in &evicted {
-                self.units[other as usize].present = false;
-                if self.announce {
-                    commands.push(Command::Evict(UnitId(other)));
-                }
+        for &other in &evicted {
+            self.units[other as usize].present = false;
+            clear(&mut self.present, UnitId(other));
+            if self.announce {
+                commands.push(Command::Evict(UnitId(other)));
             }
-            self.present.retain(|&other| self.units[other as usize].present);
         }
         self.evicted = evicted;
         self.units[id].present = true;
         let unit = UnitId(id as u32);
-        self.present.push(unit.0);
+        set(&mut self.present, unit);
         commands.extend([Command::Copy(unit), Command::RecordCopied(unit)]);
     }
 }

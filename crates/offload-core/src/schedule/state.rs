@@ -30,8 +30,8 @@ pub struct Schedule {
     pub(super) conflicts: Conflicts,
     pub(super) order: Order,
     pub(super) look_ahead: usize,
-    /// The units that are present: as many as fit in the ring, where most units conflict with many more.
-    pub(super) present: Vec<u32>,
+    /// The units that are present, as bits by number.
+    pub(super) present: Vec<u64>,
     /// Kept for its memory.
     pub(super) evicted: Vec<u32>,
     /// How many expected visits from the next one on are present.
@@ -48,8 +48,8 @@ impl Schedule {
     /// being computed. Zero copies a unit when it is entered.
     pub fn new(views: &[UnitView], order: &[UnitId], look_ahead: u32) -> Result<Self, ScheduleError> {
         let count = views.len() as u32;
-        let named = order.iter().chain(views.iter().flat_map(|view| &view.conflicts));
-        if let Some(&unit) = named.into_iter().find(|unit| unit.0 >= count) {
+        let named = order.iter().copied().chain(views.iter().filter_map(|view| view.conflicts.last()));
+        if let Some(unit) = named.into_iter().find(|unit| unit.0 >= count) {
             return Err(ScheduleError::UnknownUnit { unit, units: count });
         }
         let units = views.iter().map(|view| Unit { streamed: view.streamed, ..Unit::default() }).collect();
@@ -59,7 +59,7 @@ impl Schedule {
             conflicts: Conflicts::new(views),
             order: Order::new(streamed, order.to_vec()),
             look_ahead: look_ahead as usize,
-            present: Vec::with_capacity(views.len()),
+            present: vec![0; views.len().div_ceil(64)],
             evicted: Vec::with_capacity(views.len()),
             covered: 0,
             records: 0,
@@ -178,7 +178,7 @@ impl Schedule {
             unit.present = false;
             unit.open = unit.held;
         }
-        self.present.clear();
+        self.present.fill(0);
         self.waited = self.records;
     }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::model::UnitId;
+use crate::unit_set::{UnitSet, units_of};
 
 /// A unit as the schedule sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -9,32 +10,30 @@ pub struct UnitView {
     /// Whether any of its bytes are copied when it is used. A resident unit needs no commands.
     pub streamed: bool,
     /// The other units whose ring bytes overlap its own. Symmetric.
-    pub conflicts: Vec<UnitId>,
+    pub conflicts: UnitSet,
 }
 
-/// Who conflicts with whom, in one flat list so that a visit touches little memory.
+/// Who conflicts with whom, one row of bits a unit, so that a visit touches little memory.
 #[derive(Debug, Clone)]
 pub(super) struct Conflicts {
-    first: Vec<u32>,
-    units: Vec<u32>,
+    words: usize,
+    rows: Vec<u64>,
 }
 
 impl Conflicts {
     pub(super) fn new(views: &[UnitView]) -> Self {
-        let mut first = Vec::with_capacity(views.len() + 1);
-        let mut units = Vec::new();
-        first.push(0);
-        for view in views {
-            let start = units.len();
-            units.extend(view.conflicts.iter().map(|unit| unit.0));
-            units[start..].sort_unstable();
-            first.push(units.len() as u32);
+        let words = views.len().div_ceil(64);
+        let mut rows = Vec::with_capacity(words * views.len());
+        for (index, view) in views.iter().enumerate() {
+            rows.extend_from_slice(view.conflicts.words());
+            rows.resize((index + 1) * words, 0);
         }
-        Self { first, units }
+        Self { words, rows }
     }
 
-    /// The units whose ring bytes overlap those of `unit`, in ascending order.
-    pub(super) fn of(&self, unit: usize) -> &[u32] {
-        &self.units[self.first[unit] as usize..self.first[unit + 1] as usize]
+    /// The units of `among` whose ring bytes overlap those of `unit`, in ascending order.
+    pub(super) fn of_these<'a>(&'a self, unit: usize, among: &'a [u64]) -> impl Iterator<Item = UnitId> + 'a {
+        let row = &self.rows[unit * self.words..(unit + 1) * self.words];
+        units_of(row.iter().zip(among).map(|(row, among)| row & among))
     }
 }

@@ -59,9 +59,12 @@ pub(in crate::engine) fn mutate_schedule(
         .map(|unit| UnitView { streamed: !unit.is_resident(), conflicts: unit.conflicts.clone() })
         .collect();
     for unit in 0..views.len() {
-        if let Some(neighbour) = views[unit].conflicts.first().copied() {
-            views[unit].conflicts.retain(|&other| other != neighbour);
-            views[neighbour.0 as usize].conflicts.retain(|other| other.0 as usize != unit);
+        let neighbour = views[unit].conflicts.iter().next();
+        if let Some(neighbour) = neighbour {
+            for (unit, other) in [(UnitId(unit as u32), neighbour), (neighbour, UnitId(unit as u32))] {
+                let conflicts = &mut views[unit.0 as usize].conflicts;
+                *conflicts = conflicts.iter().filter(|&conflict| conflict != other).collect();
+            }
         }
     }
     Schedule::new(&views, &plan.order, plan.look_ahead).unwrap()
