@@ -14,6 +14,7 @@ from attach_models import MlpBlock, Towered, attached, inputs, mlp, run, same_bi
 from torch import nn
 
 from weightstream import StateError
+from weightstream.compiled import COMPILES
 from weightstream.guard import ManagedParameter, ParameterGuard
 
 
@@ -170,7 +171,8 @@ def test_views_in_the_forward_are_the_device_s(compiled: bool) -> None:
         called = torch.compile(model, backend=backend) if compiled else model
         for _ in range(4):
             assert same_bits(run(called, x), expected)
-    assert not compiled or (len(graphs) <= 3 and max(graphs) > 25), "views must not cut a block's graph"
+    if compiled and COMPILES:
+        assert len(graphs) <= 3 and max(graphs) > 25, "views must not cut a block's graph"
 
 
 def test_setting_data_is_refused(streamed) -> None:
