@@ -6,14 +6,13 @@ use std::sync::Arc;
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
 use offload_core::{
-    BlockId, Engine, EngineStats, Layout, ModelDesc, Plan, TensorId, UnitDesc, UnitId, Units,
+    BlockId, Engine, EngineStats, Layout, ModelDesc, Plan, StoreSource, TensorId, UnitDesc, UnitId, Units,
 };
 use pinned_pool::HostBytes;
 use vmm_alloc::AddressSpace;
 
 use crate::builder::OffloaderBuilder;
 use crate::error::{Error, Result};
-use crate::planned::Stored;
 use crate::report::Report;
 use crate::request::Request;
 
@@ -33,7 +32,7 @@ pub struct Offloader {
     model: ModelDesc,
     layout: Layout,
     request: Request,
-    store: Arc<Stored>,
+    store: Arc<StoreSource>,
 }
 
 impl Offloader {
@@ -49,7 +48,7 @@ impl Offloader {
         model: ModelDesc,
         layout: Layout,
         request: Request,
-        store: Arc<Stored>,
+        store: Arc<StoreSource>,
     ) -> Self {
         Self { engine, driver, names, model, layout, request, store }
     }

@@ -1,14 +1,13 @@
 //! A planned model that takes its bytes group by group, and starts.
 #![forbid(unsafe_code)]
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use gpu_driver::{Bytes, DeviceOrdinal, Driver};
+use gpu_driver::{Bytes, Driver};
 use offload_core::{
-    Engine, EngineDesc, EngineOptions, Layout, ModelDesc, Plan, Source, SourcePart, TensorId,
+    Engine, EngineDesc, EngineOptions, Layout, ModelDesc, Plan, Source, StoreSource, TensorId,
 };
-use pinned_pool::{HostBytes, HostStore, HostStoreBuilder, Placed, SourceTensor};
+use pinned_pool::{HostBytes, HostStoreBuilder, Placed, SourceTensor};
 use vmm_alloc::PagePool;
 
 use crate::error::{Error, Result};
@@ -66,7 +65,7 @@ impl PlannedOffloader {
     /// A tensor that was not handed over, or a driver that refuses. Everything taken is given back then.
     pub fn start(self) -> Result<Offloader> {
         let reader = self.driver.device_info().ordinal;
-        let store = Arc::new(Stored { store: self.store.finish(), reader });
+        let store = Arc::new(StoreSource { store: self.store.finish(), reader });
         let missing = || (0..self.names.len()).filter(|&id| store.store.bytes_of(id as u32).is_none());
         if let Some(first) = missing().next() {
             let first = self.names[first].clone();
@@ -88,19 +87,5 @@ impl PlannedOffloader {
     fn described(&self, id: TensorId) -> Result<Bytes> {
         let count = self.names.len();
         self.model.tensors.get(id.0 as usize).copied().ok_or(Error::NoSuchTensor { tensor: id.0, count })
-    }
-}
-
-/// A store as the engine reads it: one part a run, all read by this device's own link.
-#[derive(Debug)]
-pub(crate) struct Stored {
-    pub(crate) store: HostStore,
-    reader: DeviceOrdinal,
-}
-
-impl Source for Stored {
-    fn parts(&self, line: &Range<u64>) -> Vec<SourcePart> {
-        let part = |run| SourcePart { run, reader: self.reader };
-        self.store.runs(line.clone()).into_iter().map(part).collect()
     }
 }
