@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,13 +49,27 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["smollm2", "minilm"], default="smollm2")
     parser.add_argument("--budget", help='bytes, "64MiB" or "25%%w" (of the weights)')
-    parser.add_argument("--device", default="auto", help='"auto", "host" or "cuda:N"')
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate (smollm2)")
+    parser.add_argument("--device", type=device_name, default="auto", help='"auto", "host" or "cuda:N"')
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens to generate (smollm2)")
     parser.add_argument(
         "--cache", type=pathlib.Path, default=pathlib.Path(".cache"), help="where prepared weights are kept"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser.parse_args()
+
+
+def device_name(text):
+    """A device as the command line names it."""
+    if not re.fullmatch(r"auto|host|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a device; write "auto", "host" or "cuda:N"')
+    return text
+
+
+def positive(text):
+    """A whole number above zero."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return int(text)
 
 
 def run(arguments):

@@ -116,3 +116,14 @@ def test_kept_weights_are_used_only_if_every_byte_is_as_it_was_written(tmp_path,
         assert model.prepare(tmp_path / "cache") == folder and len(made) == before + 1
         assert (folder / "model.safetensors").read_bytes() == b"weights"
         assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--device", "tpu"], ["--device", "host:1"], ["--device", "cuda:x"], ["--tokens", "0"]]
+)
+def test_what_the_command_line_cannot_mean_is_refused_before_anything_runs(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(demo.sys, "argv", ["demo.py", "--cache", "unused", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        demo.parse()
+    assert ended.value.code == 2
+    assert arguments[1] in capsys.readouterr().err
