@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
 use offload_core::{
-    BlockId, Engine, EngineStats, Layout, ModelDesc, Plan, StoreSource, TensorId, UnitDesc, UnitId, Units,
+    BlockId, Engine, EngineStats, ModelDesc, Plan, StoreSource, TensorId, UnitDesc, UnitId, Units,
 };
 use pinned_pool::HostBytes;
 use vmm_alloc::AddressSpace;
@@ -26,31 +26,17 @@ use crate::request::Request;
 /// submitted to the stream that was named; resident tensors are always right.
 #[derive(Debug)]
 pub struct Offloader {
-    engine: Engine,
-    driver: Arc<dyn Driver>,
-    names: Vec<String>,
-    model: ModelDesc,
-    layout: Layout,
-    request: Request,
-    store: Arc<StoreSource>,
+    pub(crate) engine: Engine,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) model: ModelDesc,
+    pub(crate) request: Request,
+    pub(crate) store: Arc<StoreSource>,
 }
 
 impl Offloader {
     /// Begins the description of a model for a device.
     pub fn builder(driver: Arc<dyn Driver>) -> OffloaderBuilder {
         OffloaderBuilder::new(driver)
-    }
-
-    pub(crate) fn new(
-        engine: Engine,
-        driver: Arc<dyn Driver>,
-        names: Vec<String>,
-        model: ModelDesc,
-        layout: Layout,
-        request: Request,
-        store: Arc<StoreSource>,
-    ) -> Self {
-        Self { engine, driver, names, model, layout, request, store }
     }
 
     /// Where a tensor is, for the life of the address range.
@@ -68,7 +54,7 @@ impl Offloader {
     /// [`Error::NoSuchTensor`].
     pub fn size(&self, tensor: TensorId) -> Result<Bytes> {
         self.check(tensor)?;
-        Ok(self.layout.bytes(tensor))
+        Ok(self.engine.layout().bytes(tensor))
     }
 
     /// Where a tensor's bytes are in host memory.
@@ -77,7 +63,7 @@ impl Offloader {
     /// [`Error::NoSuchTensor`].
     pub fn host_bytes(&self, tensor: TensorId) -> Result<HostBytes> {
         self.check(tensor)?;
-        let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.names.len() };
+        let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.engine.layout().tensors() };
         self.store.store.bytes_of(tensor.0).cloned().ok_or(missing)
     }
 
@@ -96,8 +82,8 @@ impl Offloader {
     pub fn unit_of(&self, tensor: TensorId) -> Result<Option<UnitId>> {
         self.check(tensor)?;
         let plan = self.engine.plan();
-        let start = self.layout.offset(tensor);
-        let end = start + self.layout.bytes(tensor).0;
+        let start = self.engine.layout().offset(tensor);
+        let end = start + self.engine.layout().bytes(tensor).0;
         let touches = |unit: &offload_core::UnitPlan| unit.streamed.start < end && start < unit.streamed.end;
         Ok(plan.units.iter().position(touches).map(|unit| UnitId(unit as u32)))
     }
@@ -158,7 +144,7 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
-        let chosen = self.request.plan_segments(&self.layout, &finest)?;
+        let chosen = self.request.plan_segments(self.engine.layout(), &finest)?;
         let holds = |part: &UnitDesc, unit: &UnitDesc| {
             unit.block == part.block && unit.span.start <= part.span.start && part.span.end <= unit.span.end
         };
@@ -178,7 +164,7 @@ impl Offloader {
         cuts: &BTreeMap<BlockId, Vec<TensorId>>,
         order: Option<Vec<UnitId>>,
     ) -> Result<f64> {
-        Ok(self.request.plan_segments(&self.layout, &self.finest(cuts, order)?)?.step_seconds)
+        Ok(self.request.plan_segments(self.engine.layout(), &self.finest(cuts, order)?)?.step_seconds)
     }
 
     /// As [`segment`](Self::segment), but at every cut, worth its copies or not: for callers that chose themselves.
@@ -191,7 +177,7 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
-        self.engine.replan(self.request.plan(&self.layout, &finest)?)?;
+        self.engine.replan(self.request.plan(self.engine.layout(), &finest)?)?;
         Ok((0..finest.units.len() as u32).map(UnitId).collect())
     }
 
@@ -200,10 +186,10 @@ impl Offloader {
         for (&block, tensors) in cuts {
             for &tensor in tensors {
                 self.check(tensor)?;
-                offsets.entry(block).or_insert_with(Vec::new).push(self.layout.offset(tensor));
+                offsets.entry(block).or_insert_with(Vec::new).push(self.engine.layout().offset(tensor));
             }
         }
-        Ok(Units::segmented(&self.layout, &offsets, order)?)
+        Ok(Units::segmented(self.engine.layout(), &offsets, order)?)
     }
 
     /// Keeps tensors present until [`release`](Self::release), for use outside their turn. Gives the units to release.
@@ -248,7 +234,7 @@ impl Offloader {
     }
 
     fn check(&self, tensor: TensorId) -> Result<()> {
-        let count = self.names.len();
+        let count = self.engine.layout().tensors();
         if (tensor.0 as usize) < count {
             Ok(())
         } else {

@@ -75,13 +75,13 @@ impl PlannedOffloader {
         let pool = PagePool::new(Arc::clone(&self.driver), self.layout.granule(), limit)?;
         let engine = Engine::new(EngineDesc {
             driver: Arc::clone(&self.driver),
-            layout: self.layout.clone(),
+            layout: self.layout,
             plan: self.plan,
             pool,
             source: Arc::clone(&store) as Arc<dyn Source>,
             options: self.options,
         })?;
-        Ok(Offloader::new(engine, self.driver, self.names, self.model, self.layout, self.request, store))
+        Ok(Offloader { engine, driver: self.driver, model: self.model, request: self.request, store })
     }
 
     fn described(&self, id: TensorId) -> Result<Bytes> {
