@@ -7,10 +7,11 @@ use crate::workspace::{Metadata, Package};
 const ARROWS: &[(&str, &[&str])] = &[
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
+    ("checkpoint", &[]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
-    ("weightstream", &["gpu-driver", "vmm-alloc", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "weightstream"]),
+    ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
+    ("py-bindings", &["gpu-driver", "checkpoint", "weightstream"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.

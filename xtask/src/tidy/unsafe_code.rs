@@ -6,7 +6,8 @@ use super::{Finding, SourceFile};
 /// Crates that own raw memory.
 const CRATES: &[&str] = &["gpu-driver", "vmm-alloc", "pinned-pool"];
 /// Folders and files of other crates that speak C.
-const FILES: &[&str] = &["crates/py-bindings/src/dlpack"];
+const FILES: &[&str] =
+    &["crates/py-bindings/src/dlpack", "crates/checkpoint/src/mapping.rs", "crates/checkpoint/src/io/uring.rs"];
 /// How far above an unsafe operation its reason may stand: a statement's lines and its comment's.
 const REACH: usize = 12;
 
