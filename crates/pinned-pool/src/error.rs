@@ -1,5 +1,7 @@
 //! What can go wrong with host memory and transfers, with the sizes and addresses of the failed act.
 
+use std::path::PathBuf;
+
 use gpu_driver::{Bytes, DriverError};
 use vmm_alloc::VmmError;
 
@@ -68,6 +70,50 @@ pub enum HostError {
         /// The driver's refusal.
         #[source]
         cause: DriverError,
+    },
+    /// Bytes were asked for that a file does not have.
+    #[error("bytes {offset}..{end} are outside {} of {size}", path.display())]
+    OutsideFile {
+        /// The file.
+        path: PathBuf,
+        /// The first byte asked for.
+        offset: u64,
+        /// One past the last.
+        end: u64,
+        /// How long the file is, or the part of it that may be read.
+        size: Bytes,
+    },
+    /// Bytes were asked for that a tensor does not have.
+    #[error("bytes {offset}..{end} are outside a tensor of {size}")]
+    OutsideMemory {
+        /// The first byte asked for.
+        offset: u64,
+        /// One past the last.
+        end: u64,
+        /// How many there are.
+        size: Bytes,
+    },
+    /// A file could not be opened or read.
+    #[error("{size} at byte {offset} of {} could not be read: {message}", path.display())]
+    FileRead {
+        /// The file.
+        path: PathBuf,
+        /// Where reading began.
+        offset: u64,
+        /// How much was to be read.
+        size: Bytes,
+        /// The system's text.
+        message: String,
+    },
+    /// A file is no longer what it was when it was opened, so that its bytes may be of another model.
+    #[error("{} was changed while it is in use: it had {before}, it has {after}; load the model again", path.display())]
+    FileChanged {
+        /// The file.
+        path: PathBuf,
+        /// Its length when it was opened.
+        before: Bytes,
+        /// Its length now.
+        after: Bytes,
     },
     /// A tensor lies outside the line of addresses.
     #[error("tensor {id} at bytes {offset}..{end} is outside the line of {line}")]

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use gpu_driver::Bytes;
 
+use crate::error::{HostError, Result};
+use crate::file::FileBytes;
 use crate::registered::KeepAlive;
 
 /// A tensor's bytes as its owner hands them over, and their place on the line of device addresses.
@@ -13,7 +15,16 @@ use crate::registered::KeepAlive;
 pub struct SourceTensor {
     pub(crate) id: u32,
     pub(crate) offset: u64,
-    pub(crate) bytes: HostBytes,
+    pub(crate) bytes: SourceBytes,
+}
+
+/// Where bytes are: in memory, or in a file that is read when they are needed.
+#[derive(Clone)]
+pub enum SourceBytes {
+    /// In memory.
+    Memory(HostBytes),
+    /// In a file.
+    File(FileBytes),
 }
 
 /// Bytes in host memory and what keeps them alive.
@@ -29,6 +40,20 @@ pub struct HostBytes {
 pub struct HostRun {
     pub(crate) offset: u64,
     pub(crate) bytes: HostBytes,
+}
+
+/// A stretch of the line of device addresses, and how its bytes get there.
+#[derive(Clone)]
+pub enum LineRun {
+    /// Page-locked: the copy engine reads it where it is.
+    Locked(HostRun),
+    /// Not page-locked: read into a staging ring and copied on from there.
+    Staged {
+        /// Where on the line the bytes go.
+        offset: u64,
+        /// The bytes.
+        bytes: SourceBytes,
+    },
 }
 
 // SAFETY: shared, read-only bytes of any thread by the promise of `HostBytes::new`; the keep-alive is `Send + Sync`.
@@ -103,10 +128,117 @@ impl fmt::Debug for HostBytes {
     }
 }
 
+impl SourceBytes {
+    /// How many there are.
+    pub fn size(&self) -> Bytes {
+        match self {
+            Self::Memory(bytes) => bytes.size(),
+            Self::File(bytes) => bytes.size(),
+        }
+    }
+
+    /// Those in memory.
+    pub fn memory(&self) -> Option<&HostBytes> {
+        match self {
+            Self::Memory(bytes) => Some(bytes),
+            Self::File(_) => None,
+        }
+    }
+
+    /// Those in a file.
+    pub fn file(&self) -> Option<&FileBytes> {
+        match self {
+            Self::Memory(_) => None,
+            Self::File(bytes) => Some(bytes),
+        }
+    }
+
+    /// Reads bytes from `skip` on until `target` is full: a copy from memory, `pread` from a file.
+    ///
+    /// # Errors
+    /// If there are not so many, or if the file cannot be read; `target` holds anything then.
+    pub fn read_at(&self, skip: u64, target: &mut [u8]) -> Result<()> {
+        match self {
+            Self::Memory(bytes) => {
+                let end = skip.saturating_add(target.len() as u64);
+                let found = bytes.as_slice().get(skip as usize..end as usize);
+                let found =
+                    found.ok_or(HostError::OutsideMemory { offset: skip, end, size: bytes.size() })?;
+                target.copy_from_slice(found);
+                Ok(())
+            }
+            Self::File(bytes) => bytes.read_at(skip, target),
+        }
+    }
+
+    /// `size` bytes from `skip` on.
+    ///
+    /// # Errors
+    /// If there are not so many.
+    pub fn part(&self, skip: u64, size: Bytes) -> Result<Self> {
+        let end = skip.saturating_add(size.0);
+        if end > self.size().0 {
+            return Err(HostError::OutsideMemory { offset: skip, end, size: self.size() });
+        }
+        Ok(match self {
+            Self::Memory(bytes) => Self::Memory(bytes.part(skip, size, Arc::clone(bytes.keep()))),
+            Self::File(bytes) => Self::File(bytes.part(skip, size)),
+        })
+    }
+}
+
+impl From<HostBytes> for SourceBytes {
+    fn from(bytes: HostBytes) -> Self {
+        Self::Memory(bytes)
+    }
+}
+
+impl From<FileBytes> for SourceBytes {
+    fn from(bytes: FileBytes) -> Self {
+        Self::File(bytes)
+    }
+}
+
+impl fmt::Debug for SourceBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(bytes) => bytes.fmt(f),
+            Self::File(bytes) => bytes.fmt(f),
+        }
+    }
+}
+
+impl LineRun {
+    /// Where on the line the bytes go.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Self::Locked(run) => run.offset,
+            Self::Staged { offset, .. } => *offset,
+        }
+    }
+
+    /// How many there are.
+    pub fn size(&self) -> Bytes {
+        match self {
+            Self::Locked(run) => run.bytes.size(),
+            Self::Staged { bytes, .. } => bytes.size(),
+        }
+    }
+}
+
+impl fmt::Debug for LineRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Locked(run) => write!(f, "locked, {run:?}"),
+            Self::Staged { offset, bytes } => write!(f, "staged, to {offset}: {bytes:?}"),
+        }
+    }
+}
+
 impl SourceTensor {
     /// Tensor `id`, whose device bytes begin at `offset` of the line.
-    pub fn new(id: u32, offset: u64, bytes: HostBytes) -> Self {
-        Self { id, offset, bytes }
+    pub fn new(id: u32, offset: u64, bytes: impl Into<SourceBytes>) -> Self {
+        Self { id, offset, bytes: bytes.into() }
     }
 }
 

@@ -173,8 +173,16 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let mut in_place = 0;
     for (part, id) in tensors.iter().zip(0u32..) {
         let placed = store.placed(id).unwrap();
-        prop_assert_eq!(copied_whole(&rig, &placed.bytes), Ok(part.expected()), "tensor {}", id);
-        prop_assert_eq!(placed.is_copied(), placed.bytes.address() != part.bytes().address());
+        prop_assert_eq!(
+            copied_whole(&rig, placed.bytes.memory().unwrap()),
+            Ok(part.expected()),
+            "tensor {}",
+            id
+        );
+        prop_assert_eq!(
+            placed.is_copied(),
+            placed.bytes.memory().unwrap().address() != part.bytes().address()
+        );
         prop_assert!(placed.level != HostLevel::Pageable);
         if id as usize >= packed {
             let is_long = part.range.end - part.range.start >= long;

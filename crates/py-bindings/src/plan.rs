@@ -86,9 +86,10 @@ impl Plan {
         placed
             .into_iter()
             .map(|placed| {
-                let capsule =
-                    if placed.is_copied() { Some(dlpack::host_capsule(py, &placed.bytes)?) } else { None };
-                Ok((placed.bytes.address().addr() as u64, capsule))
+                // What was handed over in memory stays there.
+                let Some(bytes) = placed.bytes.memory() else { return Ok((0, None)) };
+                let capsule = if placed.is_copied() { Some(dlpack::host_capsule(py, bytes)?) } else { None };
+                Ok((bytes.address().addr() as u64, capsule))
             })
             .collect()
     }

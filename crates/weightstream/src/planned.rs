@@ -66,7 +66,7 @@ impl PlannedOffloader {
     pub fn start(self) -> Result<Offloader> {
         let reader = self.driver.device_info().ordinal;
         let store = Arc::new(StoreSource { store: self.store.finish(), reader });
-        let missing = || (0..self.names.len()).filter(|&id| store.store.bytes_of(id as u32).is_none());
+        let missing = || (0..self.names.len()).filter(|&id| store.store.source_of(id as u32).is_none());
         if let Some(first) = missing().next() {
             let first = self.names[first].clone();
             return Err(Error::Missing { missing: missing().count(), count: self.names.len(), first });

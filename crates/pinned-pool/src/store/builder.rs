@@ -10,14 +10,14 @@ use super::check::check;
 use super::in_place::{Candidate, candidates, may_stay};
 use super::pieces::pieces;
 use super::report::{HostLevel, Placed, StoreReport};
-use super::{HostStore, Place, Places, StoreOptions};
+use super::{Home, HostStore, Place, Places, StoreOptions};
 use crate::error::Result;
 use crate::limits::memory_limit;
 use crate::maps::HostMaps;
 use crate::ranges::Ranges;
 use crate::registered::{KeepAlive, Registered};
 use crate::slab::{Fill, Slab, fill_threads};
-use crate::source::{HostBytes, SourceTensor};
+use crate::source::{HostBytes, SourceBytes, SourceTensor};
 use crate::system;
 
 /// The most that is registered in one call: drivers refuse 512 GiB.
@@ -64,23 +64,23 @@ impl HostStoreBuilder {
         let is_copied =
             |index: usize, source: &SourceTensor| !kept[index] && source.bytes.size() > Bytes::ZERO;
         let copied = group.iter().enumerate().filter(|(index, source)| is_copied(*index, source));
-        let copied: Vec<&SourceTensor> = copied.map(|(_, source)| source).collect();
+        let copied = copied.filter_map(|(_, source)| Some((source.offset, source.bytes.memory()?)));
+        let copied: Vec<(u64, &HostBytes)> = copied.collect();
         // Before anything is entered, since it may fail; what was registered is then unregistered by its drop.
         let slab = self.copy_into_slab(&copied)?;
         for registered in registered {
             self.places.locked.insert(registered);
         }
         for (source, &in_place) in group.iter().zip(&kept) {
-            let bytes = match &slab {
+            let (bytes, home) = match (&source.bytes, &slab) {
                 // An empty tensor must not keep the storage alive that it is a view of.
-                _ if source.bytes.size() == Bytes::ZERO => HostBytes::empty(),
-                Some(slab) if !in_place => slab_bytes(slab, source),
-                _ => source.bytes.clone(),
+                (bytes, _) if bytes.size() == Bytes::ZERO => (HostBytes::empty().into(), Home::Slab),
+                (SourceBytes::Memory(_), Some(slab)) if !in_place => {
+                    (slab_bytes(slab, source).into(), Home::Slab)
+                }
+                (bytes, _) => (bytes.clone(), Home::Owner),
             };
-            self.places.offsets.insert(source.id, source.offset);
-            self.places
-                .line
-                .insert((source.offset, source.id), Place { id: source.id, bytes, stays: in_place });
+            self.places.insert(source.offset, Place { id: source.id, bytes, home });
         }
         let places = group.iter().filter_map(|source| self.places.get(source.id));
         Ok(places.map(|place| self.places.placed(place)).collect())
@@ -95,6 +95,7 @@ impl HostStoreBuilder {
                 HostLevel::InPlace => &mut report.in_place,
                 HostLevel::Slab => &mut report.slab,
                 HostLevel::Pageable => &mut report.pageable,
+                HostLevel::File => &mut report.in_files,
             };
             *total = *total + place.bytes.size();
         }
@@ -105,7 +106,8 @@ impl HostStoreBuilder {
 
     /// Registers the runs that may stay in place: which tensors do, and their registrations.
     fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<bool>, Vec<Registered>) {
-        let tensors: Vec<Range<u64>> = group.iter().map(|source| source.bytes.range()).collect();
+        let memory = |source: &SourceTensor| source.bytes.memory().map_or(0..0, HostBytes::range);
+        let tensors: Vec<Range<u64>> = group.iter().map(memory).collect();
         // What is a view of bytes in place stays as they do.
         let mut kept: Vec<bool> =
             tensors.iter().map(|bytes| self.places.locked.holds_whole(bytes.clone())).collect();
@@ -121,7 +123,8 @@ impl HostStoreBuilder {
             Vec::new()
         });
         for Candidate { pages, members } in found {
-            let keep = members.iter().map(|&index| Arc::clone(group[index].bytes.keep())).collect();
+            let keep = members.iter().filter_map(|&index| group[index].bytes.memory());
+            let keep = keep.map(|bytes| Arc::clone(bytes.keep())).collect();
             match self.register(pages, keep) {
                 Ok(run) => {
                     for index in members {
@@ -145,7 +148,7 @@ impl HostStoreBuilder {
     }
 
     /// Copies tensors to their offsets in the slab, which is made for the first one.
-    fn copy_into_slab(&mut self, sources: &[&SourceTensor]) -> Result<Option<Arc<Slab>>> {
+    fn copy_into_slab(&mut self, sources: &[(u64, &HostBytes)]) -> Result<Option<Arc<Slab>>> {
         if sources.is_empty() {
             return Ok(self.places.slab.clone());
         }
@@ -157,8 +160,7 @@ impl HostStoreBuilder {
             Some(threads) => threads,
             None => fill_threads(self.options.threads)?,
         };
-        let fills: Vec<Fill<'_>> =
-            sources.iter().map(|source| Fill { offset: source.offset, bytes: &source.bytes }).collect();
+        let fills: Vec<Fill<'_>> = sources.iter().map(|&(offset, bytes)| Fill { offset, bytes }).collect();
         // SAFETY: the tensors lie on the line, which the slab is as long as, and overlap neither each other nor tensors
         // placed before (`check`); nobody was given these bytes of the slab yet.
         unsafe { slab.fill(&fills, &threads) };

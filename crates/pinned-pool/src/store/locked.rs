@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gpu_driver::Bytes;
 
 use crate::registered::{KeepAlive, Registered};
-use crate::source::HostRun;
+use crate::source::{HostRun, LineRun};
 
 /// Registrations by address; no two overlap.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Locked {
     }
 
     /// Appends `run` to `runs`, cut so that each piece lies in one registration, which it then holds, or in none.
-    pub(super) fn split(&self, run: &HostRun, runs: &mut Vec<HostRun>) {
+    pub(super) fn split(&self, run: &HostRun, runs: &mut Vec<LineRun>) {
         let whole = run.bytes.range();
         for (piece, registered) in self.cut(whole.clone()) {
             let keep: KeepAlive = match registered {
@@ -53,8 +53,12 @@ impl Locked {
                 None => Arc::clone(run.bytes.keep()),
             };
             let skip = piece.start - whole.start;
-            let bytes = run.bytes.part(skip, Bytes(piece.end - piece.start), keep);
-            runs.push(HostRun::new(run.offset + skip, bytes));
+            let (offset, size) = (run.offset + skip, Bytes(piece.end - piece.start));
+            let bytes = run.bytes.part(skip, size, keep);
+            runs.push(match registered {
+                Some(_) => LineRun::Locked(HostRun::new(offset, bytes)),
+                None => LineRun::Staged { offset, bytes: bytes.into() },
+            });
         }
     }
 

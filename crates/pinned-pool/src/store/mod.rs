@@ -16,9 +16,11 @@ use gpu_driver::{Bytes, Driver};
 pub use builder::HostStoreBuilder;
 pub use report::{HostLevel, Placed, StepDown, StoreReport};
 
+use crate::error::Result;
+use crate::file::SourceFile;
 use crate::registered::KeepAlive;
 use crate::slab::Slab;
-use crate::source::{HostBytes, HostRun};
+use crate::source::{HostBytes, HostRun, LineRun, SourceBytes};
 use locked::Locked;
 
 /// Tensors on the line start at multiples of this, so that a smaller gap between two in the slab is padding.
@@ -70,9 +72,17 @@ pub struct HostStore {
 #[derive(Debug)]
 struct Place {
     id: u32,
-    bytes: HostBytes,
-    /// Its owner's bytes, registered; otherwise it was copied into the slab.
-    stays: bool,
+    bytes: SourceBytes,
+    home: Home,
+}
+
+/// Whose bytes a place has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Home {
+    /// Its owner's, in memory or in a file.
+    Owner,
+    /// The slab's, into which it was copied.
+    Slab,
 }
 
 /// What the builder collects and the store reads.
@@ -82,6 +92,8 @@ struct Places {
     line: BTreeMap<(u64, u32), Place>,
     /// Tensor → offset.
     offsets: HashMap<u32, u64>,
+    /// Every file that tensors are read from.
+    files: Vec<Arc<SourceFile>>,
     slab: Option<Arc<Slab>>,
     /// Every registration, of tensors in place and of the slab.
     locked: Locked,
@@ -98,7 +110,14 @@ impl HostStore {
     /// All of them, or any part, can be copied in one call of the driver while the store lives: they lie in one
     /// registration or in none. Only where the slab was refused as a whole, or fills more than 64 GiB without a hole, may
     /// a tensor lie in two or be registered in part; a copy of it must then be cut as [`runs`](Self::runs) cuts it.
+    ///
+    /// `None` also for a tensor whose bytes are in a file: [`source_of`](Self::source_of) knows those.
     pub fn bytes_of(&self, id: u32) -> Option<&HostBytes> {
+        self.places.get(id).and_then(|place| place.bytes.memory())
+    }
+
+    /// Where a tensor's bytes live now, in memory or in a file. Reading them from there is right at any time.
+    pub fn source_of(&self, id: u32) -> Option<&SourceBytes> {
         self.places.get(id).map(|place| &place.bytes)
     }
 
@@ -109,13 +128,39 @@ impl HostStore {
 
     /// What must be copied to fill `line` bytes of the line, in order: one run where the slab holds it all and is registered
     /// in one piece; never a run that is registered in part, which the driver would refuse. Gaps between tensors
-    /// are left out, except padding inside a run.
+    /// are left out, except padding inside a run, and so are bytes in files: [`line_runs`](Self::line_runs) has them all.
     pub fn runs(&self, line: Range<u64>) -> Vec<HostRun> {
+        let in_memory = |run| match run {
+            LineRun::Locked(run) => Some(run),
+            LineRun::Staged { offset, bytes } => {
+                bytes.memory().map(|bytes| HostRun::new(offset, bytes.clone()))
+            }
+        };
+        self.line_runs(line).into_iter().filter_map(in_memory).collect()
+    }
+
+    /// As [`runs`](Self::runs), with what is not page-locked apart, since that goes through a staging ring: in pageable
+    /// memory or in a file.
+    pub fn line_runs(&self, line: Range<u64>) -> Vec<LineRun> {
         let mut runs = Vec::new();
-        for stretch in self.places.stretches(line) {
-            self.places.locked.split(&stretch, &mut runs);
+        for (offset, bytes) in self.places.stretches(line) {
+            match bytes {
+                SourceBytes::Memory(bytes) => {
+                    self.places.locked.split(&HostRun::new(offset, bytes), &mut runs)
+                }
+                SourceBytes::File(_) => runs.push(LineRun::Staged { offset, bytes }),
+            }
         }
         runs
+    }
+
+    /// Whether every file that tensors are read from is still what it was: one call of the system a file, cheap enough
+    /// for every step.
+    ///
+    /// # Errors
+    /// [`HostError::FileChanged`](crate::HostError::FileChanged), of the first that is not.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.places.files.iter().try_for_each(|file| file.check_unchanged())
     }
 
     /// The store in numbers.
@@ -138,23 +183,36 @@ impl Places {
 
     /// The address ranges of the tensors in the slab, in order, since it mirrors the line.
     fn in_slab(&self) -> Vec<Range<u64>> {
-        let copied = self.line.values().filter(|place| !place.stays && place.bytes.size() > Bytes::ZERO);
-        copied.map(|place| place.bytes.range()).collect()
+        let copied = self.line.values().filter(|place| place.home == Home::Slab);
+        copied
+            .filter_map(|place| place.bytes.memory())
+            .map(HostBytes::range)
+            .filter(|range| !range.is_empty())
+            .collect()
     }
 
     fn placed(&self, place: &Place) -> Placed {
-        let level = if place.stays {
-            HostLevel::InPlace
-        } else if self.locked.covers(place.bytes.range()) {
-            HostLevel::Slab
-        } else {
-            HostLevel::Pageable
+        let level = match &place.bytes {
+            SourceBytes::File(_) => HostLevel::File,
+            SourceBytes::Memory(bytes) if !self.locked.covers(bytes.range()) => HostLevel::Pageable,
+            SourceBytes::Memory(_) if place.home == Home::Owner => HostLevel::InPlace,
+            SourceBytes::Memory(_) => HostLevel::Slab,
         };
-        Placed { id: place.id, bytes: place.bytes.clone(), level }
+        Placed { id: place.id, bytes: place.bytes.clone(), level, copied: place.home == Home::Slab }
+    }
+
+    fn insert(&mut self, offset: u64, place: Place) {
+        if let SourceBytes::File(bytes) = &place.bytes
+            && !self.files.iter().any(|file| Arc::ptr_eq(file, bytes.file()))
+        {
+            self.files.push(Arc::clone(bytes.file()));
+        }
+        self.offsets.insert(place.id, offset);
+        self.line.insert((offset, place.id), place);
     }
 
     /// The parts of tensors inside `line`; neighbours in the slab with only padding between them are one stretch.
-    fn stretches(&self, line: Range<u64>) -> Vec<HostRun> {
+    fn stretches(&self, line: Range<u64>) -> Vec<(u64, SourceBytes)> {
         let mut stretches: Vec<(Range<u64>, &Place, u64)> = Vec::new();
         let first = self.last_before(line.start).map_or(line.start, |(offset, _)| offset);
         for (&(offset, _), place) in self.line.range((first, 0)..(line.end.max(first), 0)) {
@@ -164,26 +222,35 @@ impl Places {
                 continue;
             }
             match stretches.last_mut() {
-                Some((before, last, _)) if !last.stays && !place.stays && start - before.end < PADDING => {
+                Some((before, last, _))
+                    if last.home == Home::Slab
+                        && place.home == Home::Slab
+                        && start - before.end < PADDING =>
+                {
                     before.end = end;
                 }
                 _ => stretches.push((start..end, place, start - offset)),
             }
         }
-        stretches.into_iter().map(|(range, place, skip)| self.stretch(&range, place, skip)).collect()
+        let bytes = |(range, place, skip): (Range<u64>, &Place, u64)| {
+            (range.start, self.stretch(&range, place, skip))
+        };
+        stretches.into_iter().map(bytes).collect()
     }
 
-    fn stretch(&self, range: &Range<u64>, place: &Place, skip: u64) -> HostRun {
+    fn stretch(&self, range: &Range<u64>, place: &Place, skip: u64) -> SourceBytes {
         let size = Bytes(range.end - range.start);
-        let bytes = match (&self.slab, place.stays) {
-            (Some(slab), false) => {
+        match (&place.bytes, &self.slab) {
+            (SourceBytes::Memory(_), Some(slab)) if place.home == Home::Slab => {
                 let keep: KeepAlive = Arc::<Slab>::clone(slab);
                 // SAFETY: the stretch lies in the slab, which `keep` holds; its tensors are filled and are not written
                 // again, and the padding between them is zeroes.
-                unsafe { HostBytes::new(slab.at(range.start), size, keep) }
+                SourceBytes::Memory(unsafe { HostBytes::new(slab.at(range.start), size, keep) })
             }
-            _ => place.bytes.part(skip, size, Arc::clone(place.bytes.keep())),
-        };
-        HostRun::new(range.start, bytes)
+            (SourceBytes::Memory(bytes), _) => {
+                SourceBytes::Memory(bytes.part(skip, size, Arc::clone(bytes.keep())))
+            }
+            (SourceBytes::File(bytes), _) => SourceBytes::File(bytes.part(skip, size)),
+        }
     }
 }

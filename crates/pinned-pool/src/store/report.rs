@@ -4,7 +4,7 @@
 use gpu_driver::Bytes;
 
 use crate::error::HostError;
-use crate::source::HostBytes;
+use crate::source::SourceBytes;
 
 /// How the copy engine reads a tensor's host bytes, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,8 +13,10 @@ pub enum HostLevel {
     InPlace,
     /// Copied into the slab, which is registered.
     Slab,
-    /// Copied into the slab, which could not be registered: right, but slow (7.3 GB/s instead of 55).
+    /// In memory that is not page-locked: its owner's, or the slab where registering it was refused.
     Pageable,
+    /// In a file, read when it is needed.
+    File,
 }
 
 /// Where a tensor went.
@@ -22,17 +24,18 @@ pub enum HostLevel {
 pub struct Placed {
     /// The tensor.
     pub id: u32,
-    /// Where its bytes live from now on: in the slab unless the level is in place. While the store lives, they can be given
-    /// to the driver whole, as [`HostStore::bytes_of`](crate::HostStore::bytes_of) says.
-    pub bytes: HostBytes,
+    /// Where its bytes live from now on. While the store lives, bytes in memory can be given to the driver whole, as
+    /// [`HostStore::bytes_of`](crate::HostStore::bytes_of) says.
+    pub bytes: SourceBytes,
     /// How they are read. The slab is registered when the store is finished and counts as pageable until then.
     pub level: HostLevel,
+    pub(super) copied: bool,
 }
 
 impl Placed {
     /// Whether the bytes were copied, so that the source may be dropped.
     pub fn is_copied(&self) -> bool {
-        self.level != HostLevel::InPlace
+        self.copied
     }
 }
 
@@ -56,8 +59,10 @@ pub struct StoreReport {
     pub in_place: Bytes,
     /// Tensor bytes in registered slab memory.
     pub slab: Bytes,
-    /// Tensor bytes in slab memory that is not registered.
+    /// Tensor bytes in memory that is not registered.
     pub pageable: Bytes,
+    /// Tensor bytes that are read from files.
+    pub in_files: Bytes,
     /// Bytes this store page-locked: whole pages, so a little more than `in_place` and `slab`.
     pub registered: Bytes,
     /// In how many registrations.
