@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use safetensors::Dtype;
+use ::safetensors::Dtype;
 
 /// How a tensor's elements are stored. Prints as the file format spells it: `BF16`, `Q4_K`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
