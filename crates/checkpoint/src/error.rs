@@ -1,9 +1,10 @@
 //! What can go wrong with model files, naming the file, the tensor and the numbers.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::foreign::Foreign;
+use crate::gguf::GgufProblem;
 use crate::safetensors::HeaderProblem;
 
 /// The result of reading or writing a checkpoint.
@@ -44,6 +45,14 @@ pub enum CheckpointError {
     NotAFile {
         /// The file.
         path: PathBuf,
+    },
+    /// A GGUF file that is not as the format says.
+    #[error("cannot read {} as GGUF: {problem}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: Box<GgufProblem>,
     },
     /// A file was written to, cut or extended after it was opened.
     #[error("{} was changed after it was opened: it had {was} bytes and has {size} now; load it again", path.display())]
@@ -106,4 +115,11 @@ pub enum CheckpointError {
     /// The work was stopped from outside.
     #[error("cancelled")]
     Cancelled,
+}
+
+impl CheckpointError {
+    /// A GGUF file that is not as the format says.
+    pub(crate) fn gguf(path: &Path, problem: GgufProblem) -> Self {
+        Self::Gguf { path: path.to_owned(), problem: Box::new(problem) }
+    }
 }

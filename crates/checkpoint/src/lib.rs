@@ -2,6 +2,7 @@
 
 mod error;
 mod foreign;
+pub mod gguf;
 pub mod io;
 mod json;
 mod limits;

@@ -6,12 +6,16 @@ use std::ops::Range;
 
 use ::safetensors::Dtype;
 
+use crate::gguf::GgmlType;
+
 /// How a tensor's elements are stored. Prints as the file format spells it: `BF16`, `Q4_K`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TensorType {
     /// Elements one by one, of a safetensors type.
     Plain(Dtype),
+    /// Quantized blocks of ggml.
+    Ggml(GgmlType),
 }
 
 impl TensorType {
@@ -20,6 +24,7 @@ impl TensorType {
     pub fn alignment(self) -> u64 {
         match self {
             Self::Plain(dtype) => (dtype.bitsize() as u64 / 8).max(1),
+            Self::Ggml(_) => 1,
         }
     }
 }
@@ -28,6 +33,7 @@ impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plain(dtype) => write!(f, "{dtype}"),
+            Self::Ggml(kind) => write!(f, "{kind}"),
         }
     }
 }

@@ -65,7 +65,7 @@ fn continues(before: Option<&TensorInfo>, end: u64, tensor: &TensorInfo) -> Resu
 
 /// Whether a tensor has as many bytes as its type and shape take.
 fn sized(tensor: &TensorInfo) -> Result<(), HeaderProblem> {
-    let TensorType::Plain(dtype) = tensor.kind;
+    let TensorType::Plain(dtype) = tensor.kind else { return Ok(()) };
     let (name, shape) = (|| tensor.name.clone(), || tensor.shape.clone());
     let Some(bits) = bits(dtype, &tensor.shape) else {
         return Err(HeaderProblem::Overflow { tensor: name(), dtype, shape: shape() });
