@@ -90,6 +90,16 @@ pub trait Driver: Debug + Send + Sync {
     /// Makes an event. A new event counts as completed.
     fn create_event(&self) -> Result<EventHandle>;
 
+    /// Makes an event that also keeps the time at which its latest record was reached; costs more to record.
+    fn create_timer(&self) -> Result<EventHandle>;
+
+    /// The seconds from the latest record of one event made by [`create_timer`](Self::create_timer) to that of another;
+    /// `None` while one of them has not been reached. Never blocks. CUDA's clock has a resolution of about 0.5 µs.
+    ///
+    /// # Errors
+    /// An event that is no timer, or was never recorded.
+    fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<Option<f64>>;
+
     /// Ends an event.
     ///
     /// # Safety

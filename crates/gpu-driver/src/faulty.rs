@@ -190,6 +190,16 @@ impl<D: Driver + ?Sized> Driver for Faulty<D> {
         self.inner.create_event()
     }
 
+    fn create_timer(&self) -> Result<EventHandle> {
+        self.enter(Verb::CreateTimer)?;
+        self.inner.create_timer()
+    }
+
+    fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<Option<f64>> {
+        self.enter(Verb::Elapsed)?;
+        self.inner.elapsed(start, end)
+    }
+
     unsafe fn destroy_event(&self, event: EventHandle) -> Result<()> {
         self.enter(Verb::DestroyEvent)?;
         // SAFETY: the caller keeps this verb's contract.

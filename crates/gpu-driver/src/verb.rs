@@ -53,6 +53,10 @@ verbs! {
     IsCapturing => "is_capturing",
     /// Make an event.
     CreateEvent => "create_event",
+    /// Make an event that keeps its time.
+    CreateTimer => "create_timer",
+    /// The time between two events.
+    Elapsed => "elapsed",
     /// End an event.
     DestroyEvent => "destroy_event",
     /// Mark a point in a stream.

@@ -105,6 +105,7 @@ functions! {
     event_create = "cuEventCreate" (*mut u64, c_uint);
     event_destroy = "cuEventDestroy_v2" (u64);
     event_record = "cuEventRecord" (u64, u64);
+    event_elapsed = "cuEventElapsedTime" (*mut f32, u64, u64);
     event_query = "cuEventQuery" (u64);
     event_synchronize = "cuEventSynchronize" (u64);
     register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);

@@ -54,6 +54,17 @@ impl CudaDriver {
     }
 }
 
+impl CudaDriver {
+    fn new_event(&self, flags: c_uint) -> Result<EventHandle> {
+        let _current = self.context.enter()?;
+        let mut event = 0;
+        // SAFETY: the pointer is valid for the write.
+        let code = unsafe { (self.api.event_create)(&raw mut event, flags) };
+        self.api.check("cuEventCreate", code, String::new)?;
+        Ok(EventHandle(event))
+    }
+}
+
 impl Driver for CudaDriver {
     fn device_info(&self) -> &DeviceInfo {
         &self.info
@@ -164,13 +175,23 @@ impl Driver for CudaDriver {
     }
 
     fn create_event(&self) -> Result<EventHandle> {
+        self.new_event(EventFlags::CU_EVENT_DISABLE_TIMING as c_uint)
+    }
+
+    fn create_timer(&self) -> Result<EventHandle> {
+        self.new_event(EventFlags::CU_EVENT_DEFAULT as c_uint)
+    }
+
+    fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<Option<f64>> {
         let _current = self.context.enter()?;
-        let mut event = 0;
-        let flags = EventFlags::CU_EVENT_DISABLE_TIMING as c_uint;
-        // SAFETY: the pointer is valid for the write.
-        let code = unsafe { (self.api.event_create)(&raw mut event, flags) };
-        self.api.check("cuEventCreate", code, String::new)?;
-        Ok(EventHandle(event))
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: handles are live ones of this context; the pointer is valid for the write.
+        let code = unsafe { (self.api.event_elapsed)(&raw mut milliseconds, start.0, end.0) };
+        if code == NOT_READY {
+            return Ok(None);
+        }
+        self.api.check("cuEventElapsedTime", code, || format!(": from {start:?} to {end:?}"))?;
+        Ok(Some(f64::from(milliseconds) * 1e-3))
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> Result<()> {

@@ -1,10 +1,12 @@
-//! What the emulator's copy streams hold and what may run next: plain state, no threads and no clock.
+//! What the emulator's copy streams hold and what may run next: plain state and no threads. Times are only kept, never
+//! acted on.
 //!
 //! A mark is a position in a stream: "reached" once that many of its operations have run. An event is the mark of
 //! its latest record, so a record costs no operation, and a wait holds the mark of its own time, so later records
 //! do not move it. `demand` is how far a stream is allowed to run; the copy order decides who raises it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
 
 use crate::host::options::CopyOrder;
 use crate::host::rng::Rng;
@@ -65,6 +67,17 @@ struct Event {
     /// `None` counts as reached: never recorded, or recorded on the compute stream.
     mark: Option<Mark>,
     asked: u32,
+    time: Time,
+}
+
+/// When an event's latest record was reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Time {
+    /// The event keeps none.
+    NotKept,
+    /// Never recorded, or not reached yet.
+    Ahead,
+    Reached(Instant),
 }
 
 /// What a stream's thread does next.
@@ -90,6 +103,8 @@ pub(super) struct Queue<W> {
     next_handle: u64,
     streams: BTreeMap<u64, Stream<W>>,
     events: HashMap<u64, Event>,
+    /// How many of the events keep their time.
+    timers: u64,
     stopping: bool,
 }
 
@@ -101,6 +116,7 @@ impl<W: Work> Queue<W> {
             next_handle: 1,
             streams: BTreeMap::new(),
             events: HashMap::new(),
+            timers: 0,
             stopping: false,
         }
     }
@@ -141,8 +157,35 @@ impl<W: Work> Queue<W> {
 
     pub(super) fn add_event(&mut self) -> u64 {
         let handle = self.handle();
-        self.events.insert(handle, Event { mark: None, asked: 0 });
+        self.events.insert(handle, Event { mark: None, asked: 0, time: Time::NotKept });
         handle
+    }
+
+    pub(super) fn add_timer(&mut self) -> u64 {
+        let handle = self.handle();
+        self.events.insert(handle, Event { mark: None, asked: 0, time: Time::Ahead });
+        self.timers += 1;
+        handle
+    }
+
+    /// Whether the event is a timer, and one that was recorded.
+    pub(super) fn keeps_time(&self, event: u64) -> bool {
+        self.events.get(&event).is_some_and(|event| match event.time {
+            Time::NotKept => false,
+            Time::Ahead => event.mark.is_some(),
+            Time::Reached(_) => true,
+        })
+    }
+
+    /// The seconds between two timers, negative if they were reached the other way round; `None` if one was not.
+    pub(super) fn elapsed(&self, start: u64, end: u64) -> Option<f64> {
+        let time = |event| match self.events.get(&event)?.time {
+            Time::Reached(at) => Some(at),
+            Time::NotKept | Time::Ahead => None,
+        };
+        let (start, end) = (time(start)?, time(end)?);
+        let forward = end.checked_duration_since(start);
+        Some(forward.map_or_else(|| -(start - end).as_secs_f64(), |time| time.as_secs_f64()))
     }
 
     pub(super) fn has_event(&self, event: u64) -> bool {
@@ -150,14 +193,22 @@ impl<W: Work> Queue<W> {
     }
 
     pub(super) fn remove_event(&mut self, event: u64) -> bool {
-        self.events.remove(&event).is_some()
+        let removed = self.events.remove(&event);
+        self.timers -= u64::from(removed.as_ref().is_some_and(|event| event.time != Time::NotKept));
+        removed.is_some()
     }
 
     /// Makes the event mean the end of what the stream holds now; `None` is the compute stream.
     pub(super) fn record(&mut self, event: u64, stream: Option<u64>) {
         let mark = stream.and_then(|stream| self.end(stream));
+        let reached = mark.is_none_or(|mark| self.reached(mark));
         if let Some(event) = self.events.get_mut(&event) {
-            *event = Event { mark, asked: 0 };
+            let time = match event.time {
+                Time::NotKept => Time::NotKept,
+                _ if reached => Time::Reached(Instant::now()),
+                _ => Time::Ahead,
+            };
+            *event = Event { mark, asked: 0, time };
         }
     }
 
@@ -252,11 +303,24 @@ impl<W: Work> Queue<W> {
 
     /// The first pending operation of a stream has run.
     pub(super) fn finish(&mut self, stream: u64) {
-        if let Some(stream) = self.streams.get_mut(&stream)
-            && stream.pending.pop_front().is_some()
+        if let Some(found) = self.streams.get_mut(&stream)
+            && found.pending.pop_front().is_some()
         {
-            stream.completed += 1;
-            stream.tease = false;
+            found.completed += 1;
+            found.tease = false;
+        }
+        if self.timers > 0 {
+            self.note_times(stream);
+        }
+    }
+
+    /// Keeps the time for the timers that a stream has reached.
+    fn note_times(&mut self, stream: u64) {
+        let completed = self.streams.get(&stream).map_or(u64::MAX, |stream| stream.completed);
+        for event in self.events.values_mut().filter(|event| event.time == Time::Ahead) {
+            if event.mark.is_some_and(|mark| mark.stream == stream && mark.position <= completed) {
+                event.time = Time::Reached(Instant::now());
+            }
         }
     }
 

@@ -170,6 +170,22 @@ impl Driver for HostDriver {
         Ok(EventHandle(self.streams.queue().add_event()))
     }
 
+    fn create_timer(&self) -> Result<EventHandle> {
+        self.calls.add(Verb::CreateTimer);
+        Ok(EventHandle(self.streams.queue().add_timer()))
+    }
+
+    fn elapsed(&self, start: EventHandle, end: EventHandle) -> Result<Option<f64>> {
+        self.calls.add(Verb::Elapsed);
+        for event in [start, end] {
+            self.check_event(Verb::Elapsed, event)?;
+            if !self.streams.queue().keeps_time(event.0) {
+                return refuse(Verb::Elapsed, format!("{event:?}, which is no timer or was never recorded"));
+            }
+        }
+        Ok(self.streams.queue().elapsed(start.0, end.0))
+    }
+
     unsafe fn destroy_event(&self, event: EventHandle) -> Result<()> {
         self.calls.add(Verb::DestroyEvent);
         if self.streams.queue().remove_event(event.0) {

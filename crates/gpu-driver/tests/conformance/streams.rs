@@ -11,6 +11,7 @@ pub(crate) const CHECKS: &[Check] = &[
     ("an_event_covers_what_came_before", an_event_covers_what_came_before),
     ("a_wait_keeps_its_mark", a_wait_keeps_its_mark),
     ("a_chain_over_three_streams", a_chain_over_three_streams),
+    ("timers_keep_the_order_of_a_stream", timers_keep_the_order_of_a_stream),
     ("polling_ends", polling_ends),
     ("nobody_captures", nobody_captures),
     ("many_streams_and_events", many_streams_and_events),
@@ -61,6 +62,39 @@ fn an_event_covers_what_came_before(driver: &dyn Driver) {
     unsafe {
         driver.destroy_stream(stream).unwrap();
         driver.destroy_event(event).unwrap();
+    }
+}
+
+/// The time from a record to a later one of the same stream is not negative, backwards it is the same with its sign
+/// turned; events that keep no time, and timers never recorded, are refused.
+fn timers_keep_the_order_of_a_stream(driver: &dyn Driver) {
+    let mapped = Mapped::new(driver, 4, 1);
+    let stream = driver.create_stream().unwrap();
+    let timers = [driver.create_timer().unwrap(), driver.create_timer().unwrap()];
+    let plain = driver.create_event().unwrap();
+    driver.elapsed(timers[0], timers[1]).unwrap_err();
+    for on in [stream, StreamHandle::DEFAULT] {
+        driver.record_event(timers[0], on).unwrap();
+        // SAFETY: mapped, waited for below.
+        unsafe { driver.fill(mapped.at(0), mapped.size, 3, stream) }.unwrap();
+        driver.record_event(timers[1], on).unwrap();
+        driver.synchronize_stream(stream).unwrap();
+        for timer in timers {
+            driver.synchronize_event(timer).unwrap();
+        }
+        let forward = driver.elapsed(timers[0], timers[1]).unwrap().expect("both were reached");
+        let backward = driver.elapsed(timers[1], timers[0]).unwrap().expect("both were reached");
+        assert!((0.0..60.0).contains(&forward) && (forward + backward).abs() < 1e-6, "{forward} {backward}");
+    }
+    driver.record_event(plain, stream).unwrap();
+    driver.elapsed(timers[0], plain).unwrap_err();
+    driver.synchronize_stream(stream).unwrap();
+    // SAFETY: idle, destroyed once.
+    unsafe {
+        driver.destroy_stream(stream).unwrap();
+        for event in [timers[0], timers[1], plain] {
+            driver.destroy_event(event).unwrap();
+        }
     }
 }
 

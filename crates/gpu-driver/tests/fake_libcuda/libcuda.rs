@@ -225,18 +225,36 @@ functions! { true:
         need(state.events.contains(&event) && flags == 0)
     }
     fn cuEventCreate(event: *mut u64, flags: c_uint) {
-        need(flags == 2)?;
+        need(flags == 2 || flags == 0)?;
         let mut state = state();
         state.next += 16;
         *event = state.next;
         state.events.insert(*event);
+        if flags == 0 {
+            let made = state.next;
+            state.timers.insert(made, None);
+        }
         Ok(())
     }
-    fn cuEventDestroy_v2(event: u64) { need(state().events.remove(&event)) }
+    fn cuEventDestroy_v2(event: u64) {
+        let mut state = state();
+        state.timers.remove(&event);
+        need(state.events.remove(&event))
+    }
     fn cuEventRecord(event: u64, handle: u64) {
-        let state = state();
+        let mut state = state();
         stream(&state, handle)?;
-        need(state.events.contains(&event))
+        need(state.events.contains(&event))?;
+        state.clock += 1;
+        let now = state.clock;
+        if let Some(time) = state.timers.get_mut(&event) { *time = Some(now); }
+        Ok(())
+    }
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: u64, end: u64) {
+        let state = state();
+        let time = |event| state.timers.get(&event).copied().flatten().ok_or(400_u32);
+        *milliseconds = time(end)? as f32 - time(start)? as f32;
+        Ok(())
     }
     fn cuEventQuery(event: u64) { need(state().events.contains(&event)) }
     fn cuEventSynchronize(event: u64) { need(state().events.contains(&event)) }

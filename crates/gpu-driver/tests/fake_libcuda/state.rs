@@ -51,6 +51,8 @@ pub struct State {
     pub mapped: BTreeMap<u64, (usize, bool)>,
     pub streams: BTreeSet<u64>,
     pub events: BTreeSet<u64>,
+    pub timers: BTreeMap<u64, Option<i32>>,
+    pub clock: i32,
     pub modules: BTreeSet<u64>,
     pub registered: BTreeMap<u64, usize>,
 }
