@@ -1,0 +1,150 @@
+//! A file that is complete or not there: written under another name beside it, made durable, and renamed into place.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::{CheckpointError, Result};
+
+/// Files begun by this process.
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+/// Names tried until one is free. Each holds the process, a counter and 64 random bits: the second is never needed.
+const ATTEMPTS: u32 = 16;
+
+/// A file under a name of its own, which disappears unless it is finished.
+#[derive(Debug)]
+pub(super) struct Target {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    size: u64,
+    finished: bool,
+}
+
+impl Target {
+    /// Begins a file of `size` bytes that shall become `path`, in the same folder. Its room on disk is taken at once where
+    /// the file system can do that, so that a full disk is known before anything is written.
+    pub(super) fn create(path: &Path, size: u64) -> Result<Self> {
+        let failed = |act, source| CheckpointError::Io { act, path: path.to_owned(), source };
+        let before = match fs::symlink_metadata(path) {
+            Ok(found) if found.is_file() || found.is_symlink() => Some(found),
+            Ok(_) => return Err(CheckpointError::NotAFile { path: path.to_owned() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed("write", error)),
+        };
+        let folder = folder(path);
+        let (file, temporary) = open_new(&folder).map_err(|error| failed("create a file beside", error))?;
+        let target = Self { file, temporary, path: path.to_owned(), size, finished: false };
+        if let Some(before) = before.filter(fs::Metadata::is_file) {
+            target
+                .file
+                .set_permissions(before.permissions())
+                .map_err(|error| failed("set the mode of", error))?;
+        }
+        target.reserve()?;
+        Ok(target)
+    }
+
+    /// What it shall become.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes bytes at a place.
+    pub(super) fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, offset).map_err(|error| self.failed(error))
+    }
+
+    /// Makes the file durable and puts it in its place. `before_rename` is asked once more when only that is left.
+    pub(super) fn finish(mut self, before_rename: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.file.sync_all().map_err(|error| self.failed(error))?;
+        before_rename()?;
+        fs::rename(&self.temporary, &self.path).map_err(|error| self.failed(error))?;
+        self.finished = true;
+        sync_folder(&folder(&self.path)).map_err(|source| CheckpointError::Io {
+            act: "make durable the folder of",
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Takes the room, where the file system can.
+    fn reserve(&self) -> Result<()> {
+        if self.size == 0 {
+            return Ok(());
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, self.size) {
+                Err(Errno::INTR) => {}
+                Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
+                    return Err(self.failed(error.into()));
+                }
+                // Done, or not to be done on this file system.
+                Ok(()) | Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// The error for a write that the system failed.
+    fn failed(&self, source: io::Error) -> CheckpointError {
+        let path = self.path.clone();
+        match Errno::from_io_error(&source) {
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+                let free = rustix::fs::fstatvfs(&self.file).ok();
+                let free = free.map(|found| found.f_bavail.saturating_mul(found.f_frsize));
+                CheckpointError::NoRoom { path, needed: self.size, free, source }
+            }
+            _ => CheckpointError::Io { act: "write", path, source },
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if !self.finished
+            && let Err(error) = fs::remove_file(&self.temporary)
+        {
+            tracing::warn!(path = %self.temporary.display(), %error, "a file that was not finished could not be removed");
+        }
+    }
+}
+
+/// The folder of a path; the current one for a bare name.
+fn folder(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// A new file in a folder, under a name that nobody else uses.
+fn open_new(folder: &Path) -> io::Result<(File, PathBuf)> {
+    let mut attempt = 0;
+    loop {
+        let number = BEGUN.fetch_add(1, Ordering::Relaxed);
+        let random = RandomState::new().build_hasher().finish();
+        let temporary =
+            folder.join(format!(".{:x}-{number:x}-{random:016x}.safetensors-part", process::id()));
+        attempt += 1;
+        match File::options().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, temporary)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < ATTEMPTS => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Makes a rename durable. Some file systems cannot be asked for that, and need not be.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    match File::open(folder)?.sync_all() {
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::OPNOTSUPP)) => Ok(()),
+        done => done,
+    }
+}
