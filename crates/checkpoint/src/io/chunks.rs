@@ -131,7 +131,7 @@ mod tests {
             "bytes wanted twice are read twice"
         );
         assert_eq!(ranges(&[(0, 7, 0)]), []);
-        let many: Vec<_> = (0..PARTS as u64 + 1).map(|i| (0, i, 1)).collect();
+        let many: Vec<_> = (0..=PARTS as u64).map(|i| (0, i, 1)).collect();
         assert_eq!(ranges(&many).iter().map(|r| r.2).collect::<Vec<_>>(), [PARTS, 1]);
     }
 

@@ -61,15 +61,15 @@ struct Flight<'a, T> {
 /// Reads under way. Never to be forgotten (`mem::forget`): dropping it waits for the kernel, which is what makes it sound.
 #[derive(Debug)]
 pub(crate) struct Ring<'a, T> {
-    ring: RingHandle,
+    kernel: Handle,
     flights: Vec<Option<Flight<'a, T>>>,
     /// The kernel refused; nothing more is submitted.
     broken: bool,
 }
 
-struct RingHandle(IoUring);
+struct Handle(IoUring);
 
-impl std::fmt::Debug for RingHandle {
+impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("IoUring")
     }
@@ -79,7 +79,7 @@ impl<'a, T> Ring<'a, T> {
     /// A queue of up to `depth` reads.
     pub(crate) fn new(depth: usize) -> std::io::Result<Self> {
         let ring = IoUring::new(depth.next_power_of_two() as u32)?;
-        Ok(Self { ring: RingHandle(ring), flights: (0..depth).map(|_| None).collect(), broken: false })
+        Ok(Self { kernel: Handle(ring), flights: (0..depth).map(|_| None).collect(), broken: false })
     }
 
     /// Whether another read can be pushed.
@@ -103,12 +103,12 @@ impl<'a, T> Ring<'a, T> {
         let entry = read.offset(offset).build().user_data(slot as u64);
         // SAFETY: the memory and the file are in `flights` until the kernel says that the read has ended, and `drop`
         // waits for that.
-        let pushed = unsafe { self.ring.0.submission().push(&entry) };
+        let pushed = unsafe { self.kernel.0.submission().push(&entry) };
         if pushed.is_err() {
             return self.flights[slot].take().map_or(Ok(()), |flight| Err((flight.memory, flight.tag)));
         }
         // What is not taken now is offered again by `wait`.
-        let _ = self.ring.0.submit();
+        let _ = self.kernel.0.submit();
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl<'a, T> Ring<'a, T> {
                 return None;
             }
             if self.broken {
-                let waiting = self.ring.0.submission().len();
+                let waiting = self.kernel.0.submission().len();
                 if self.flights.iter().flatten().count() <= waiting {
                     let flight = self.flights.iter_mut().find_map(Option::take)?;
                     return Some((flight.memory, flight.tag, Err(Errno::CANCELED)));
@@ -133,7 +133,7 @@ impl<'a, T> Ring<'a, T> {
                 std::thread::sleep(BETWEEN);
                 continue;
             }
-            match self.ring.0.submit_and_wait(1) {
+            match self.kernel.0.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -150,7 +150,7 @@ impl<'a, T> Ring<'a, T> {
     }
 
     fn ended(&mut self) -> Option<(Memory<'a>, T, Outcome)> {
-        let entry = self.ring.0.completion().next()?;
+        let entry = self.kernel.0.completion().next()?;
         let flight = self.flights.get_mut(entry.user_data() as usize)?.take()?;
         let result = entry.result();
         let outcome = usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result));

@@ -85,7 +85,7 @@ impl<'a> Shared<'a> {
 }
 
 /// Works until there are no chunks left or something failed.
-pub(super) fn work<'a>(shared: &Shared<'a>) {
+pub(super) fn work(shared: &Shared<'_>) {
     let mut worker = Worker { shared, ring: None, no_ring: false, spare: Vec::new() };
     loop {
         let room = worker.ring.as_ref().is_none_or(Ring::has_room);
