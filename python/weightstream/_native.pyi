@@ -5,12 +5,57 @@ numbers count from zero in the order in which they were described. `stream` is a
 emulator.
 """
 
+from collections.abc import Callable
 from typing import Any, final
 
 __version__: str
 
 def parse_bytes(size: int | str) -> int:
     """Bytes in a number or a text like "512MiB"; `BudgetError` for zero, less, or what cannot be read."""
+
+def save(
+    path: str,
+    tensors: list[tuple[str, str, list[int], int, int]],
+    metadata: dict[str, str],
+    watch: Callable[[int], object] | None,
+) -> None:
+    """Writes a safetensors file, whole or not at all, from tensors in CPU memory: name, type as files spell it, shape,
+    address, bytes. `watch` is called often with the bytes written; what it raises stops it."""
+
+def mapped(address: int, size: int) -> tuple[str, int] | None:
+    """The file and offset behind these bytes, if all of them lie in one file mapped by `Checkpoint.map`."""
+
+def read_mapped(name: str, address: int, size: int, target: int) -> bool:
+    """Copies such bytes to `target`: from the file, and from memory where they were changed. False if they are of no
+    mapped file; then nothing is done. A file that was cut is an error that names `name`."""
+
+@final
+class Checkpoint:
+    """The files of one model, opened once, their headers read."""
+
+    @staticmethod
+    def open(paths: list[str], *, allow_trailing: bool = False, alone: bool = False) -> Checkpoint:
+        """Opens what the paths stand for as one model: safetensors and GGUF files, an index, one of several shards, a
+        folder. `alone` opens one safetensors file and nothing that its name stands for."""
+    def entries(self) -> list[tuple[str, str, list[int], int, int, int]]:
+        """All tensors: name, type as the format spells it, shape, number of the file, offset in it, bytes."""
+    def metadata(self) -> list[dict[str, str]]:
+        """Each file's metadata."""
+    def files(self) -> list[str]:
+        """The paths of the files."""
+    def notes(self) -> list[str]:
+        """What was read past or left out, in words."""
+    def map(self, name: str) -> Any:
+        """A DLPack capsule of a tensor's bytes in a private mapping of its file: writes stay in this process."""
+    def read(
+        self,
+        targets: list[tuple[str, int, int]],
+        watch: Callable[[int], object] | None = None,
+        *,
+        io: str = "auto",
+    ) -> str:
+        """Reads whole tensors into memory: name, address, bytes. `watch` is called often with the bytes read so far; what
+        it raises stops the reads. The answer says how it was done, as JSON."""
 
 @final
 class Device:

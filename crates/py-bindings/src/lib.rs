@@ -5,12 +5,15 @@
 //! call is guarded, and an error is raised as a class of `weightstream.errors`. What each class and function means is
 //! said once, in `_native.pyi` beside the package.
 
+mod checkpoint;
 mod device;
 mod dlpack;
 mod error;
 mod offloader;
 mod plan;
 mod process;
+mod saving;
+mod watched;
 
 use pyo3::prelude::*;
 
@@ -21,5 +24,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<offloader::Offloader>()?;
     module.add_class::<offloader::Hold>()?;
+    module.add_class::<checkpoint::Checkpoint>()?;
+    module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(saving::save, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }
