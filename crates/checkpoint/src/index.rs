@@ -198,13 +198,15 @@ impl<R: Read> Parser<'_, R> {
             if self.scanner.kind()? != Kind::Text {
                 return Err(IndexProblem::FileKind { tensor });
             }
-            let file = self.scanner.text(self.limits.max_name, "bytes in a file's name")?;
+            let file = self.scanner.text_in_place(self.limits.max_name, "bytes in a file's name")?;
+            let known = self.files.get(file).copied();
+            let file = if known.is_none() { file.to_owned() } else { String::new() };
             self.memory += ENTRY + tensor.len();
             if self.memory > self.limits.max_memory {
                 return Ok(self.scanner.limit("bytes of RAM for what it says", self.limits.max_memory)?);
             }
-            let number = match self.files.get(&file) {
-                Some(number) => *number,
+            let number = match known {
+                Some(number) => number,
                 None => self.file(file, &tensor)?,
             };
             self.tensors.push((tensor, number));
@@ -232,7 +234,7 @@ impl<R: Read> Parser<'_, R> {
         let mut first = true;
         while self.scanner.next_member(b'}', first)? {
             first = false;
-            let key = self.scanner.key(self.limits.max_name, "bytes in a name")?;
+            let key = self.scanner.key_in_place(self.limits.max_name, "bytes in a name")?;
             if key == "total_size" && self.scanner.kind()? == Kind::Number {
                 total = self.scanner.number()?.parse().ok();
             } else {

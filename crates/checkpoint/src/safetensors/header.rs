@@ -36,6 +36,15 @@ pub(super) fn parse<R: Read>(
         .run()
 }
 
+/// The fields of a tensor.
+#[derive(Clone, Copy)]
+enum Field {
+    Dtype,
+    Shape,
+    Offsets,
+    Unknown,
+}
+
 struct Parser<'a, R> {
     scanner: Scanner<R>,
     limits: &'a Limits,
@@ -123,19 +132,24 @@ impl<R: Read> Parser<'_, R> {
         let mut first = true;
         while self.scanner.next_member(b'}', first)? {
             first = false;
-            let field = self.scanner.key(self.limits.max_name, "bytes in a name")?;
+            let field = match self.scanner.key_in_place(self.limits.max_name, "bytes in a name")? {
+                "dtype" => Field::Dtype,
+                "shape" => Field::Shape,
+                "data_offsets" => Field::Offsets,
+                _ => Field::Unknown,
+            };
             let twice = |field| Err(HeaderProblem::DuplicateField { tensor: tensor.clone(), field });
-            match field.as_str() {
-                "dtype" if dtype.is_some() => return twice("dtype"),
-                "shape" if shape => return twice("shape"),
-                "data_offsets" if offsets.is_some() => return twice("data_offsets"),
-                "dtype" => dtype = Some(self.dtype(&tensor)?),
-                "shape" => {
+            match field {
+                Field::Dtype if dtype.is_some() => return twice("dtype"),
+                Field::Shape if shape => return twice("shape"),
+                Field::Offsets if offsets.is_some() => return twice("data_offsets"),
+                Field::Dtype => dtype = Some(self.dtype(&tensor)?),
+                Field::Shape => {
                     self.shape(&tensor)?;
                     shape = true;
                 }
-                "data_offsets" => offsets = Some(self.offsets(&tensor)?),
-                _ => self.scanner.skip()?,
+                Field::Offsets => offsets = Some(self.offsets(&tensor)?),
+                Field::Unknown => self.scanner.skip()?,
             }
         }
         let missing = |field| HeaderProblem::MissingField { tensor: tensor.clone(), field };
@@ -202,8 +216,8 @@ impl<R: Read> Parser<'_, R> {
             return Err(wrong_kind(tensor, field, "a list of integers"));
         }
         let number = self.scanner.number()?;
-        let wrong = || HeaderProblem::Number { tensor: tensor.to_owned(), field, number: number.clone() };
-        number.parse().map_err(|_| wrong())
+        let wrong = |_| HeaderProblem::Number { tensor: tensor.to_owned(), field, number: number.to_owned() };
+        number.parse().map_err(wrong)
     }
 }
 
