@@ -16,6 +16,19 @@ use crate::types::{Access, Bytes};
 /// plain one may be a toolkit's link stub.
 pub(crate) const CUDA_LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
+/// Where the NVIDIA kernel driver tells its version, as `580.65.06`.
+const KERNEL_DRIVER: &str = "/sys/module/nvidia/version";
+
+/// The branch of the NVIDIA kernel driver, if there is one.
+pub(crate) fn kernel_driver() -> Option<u32> {
+    branch(&std::fs::read_to_string(KERNEL_DRIVER).ok()?)
+}
+
+/// The number before the first point.
+fn branch(version: &str) -> Option<u32> {
+    version.trim().split('.').next()?.parse().ok()
+}
+
 /// The operating system's page.
 pub(crate) fn page_size() -> Bytes {
     Bytes(rustix::param::page_size() as u64)
@@ -126,4 +139,18 @@ pub(crate) unsafe fn free(address: u64, size: Bytes) -> Result<()> {
     let at = ptr::without_provenance_mut(address as usize);
     // SAFETY: the caller vouches that the range is a reservation's and unused.
     unsafe { munmap(at, size.as_usize()) }.map_err(failed("munmap"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branch_is_the_number_before_the_first_point() {
+        assert_eq!(branch("580.65.06\n"), Some(580));
+        assert_eq!(branch("595"), Some(595));
+        for text in ["", ".1", "x.1", "-5.1", "99999999999.0"] {
+            assert_eq!(branch(text), None, "{text:?}");
+        }
+    }
 }
