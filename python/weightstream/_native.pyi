@@ -148,6 +148,38 @@ class Offloader:
         """Waits for everything submitted, releases device memory and unlocks host memory. Idempotent."""
 
 @final
+class Turns:
+    """The open turns of one model, and a unit's turn around a forward as one call."""
+
+    open: list[int]
+    """Units that are entered, oldest first, and marks below zero, of which -1 is the root's forward."""
+    thread: int
+    """The thread that opened them. Set by that thread."""
+
+    def __init__(
+        self, offloader: Offloader, stream: Callable[[], int] | None, is_grad_enabled: Callable[[], bool]
+    ) -> None:
+        """`stream` gives the current stream; None stands for the emulator's."""
+    def at_root(self) -> bool:
+        """Whether the root's forward runs on this thread, and no unit's within it."""
+    def take(
+        self,
+        runtime: Any,
+        unit: int,
+        name: str,
+        inner: Callable[..., Any],
+        guarded: list[tuple[dict[str, Any], Callable[..., Any]]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Calls `inner` in a turn of `unit`, which takes the forwards in `guarded` off their modules while it runs.
+
+        Where the turn is not plainly the next of a running step, `runtime.arrive` says whether it may begin; it is true for
+        a call within the unit's own turn, which gets none of its own. `runtime.refuse_grad` sees inputs and output while
+        grad is enabled, and `runtime.abandon` the unit after an error.
+        """
+
+@final
 class Hold:
     """Tensors kept present out of turn."""
 
