@@ -2,7 +2,10 @@
 //! anonymous memory whose parts can be mapped at many addresses, with inaccessible address ranges to map them
 //! into. Linux; another system replaces this module alone.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::ptr;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
@@ -129,6 +132,28 @@ pub(crate) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Resul
     };
     // SAFETY: the caller vouches that the range is a part of a reservation.
     unsafe { mprotect(at, size.as_usize(), flags) }.map_err(failed("mprotect"))
+}
+
+/// Copies memory of this process that may be a file's, through the kernel, which stops where a plain read would end the
+/// process because the file was cut short: how many bytes there were. A system without `/proc/self/mem` has the plain
+/// read's risk.
+pub(crate) fn read_guarded(address: usize, target: &mut [u8]) -> usize {
+    let Ok(memory) = File::open("/proc/self/mem") else {
+        let source: *const u8 = ptr::with_exposed_provenance(address);
+        // SAFETY: the submitter of the copy vouches that the range is readable until it has run.
+        unsafe { ptr::copy(source, target.as_mut_ptr(), target.len()) };
+        return target.len();
+    };
+    let mut done = 0;
+    while done < target.len() {
+        match memory.read_at(&mut target[done..], (address + done) as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    done
 }
 
 /// Gives addresses back to the system.
