@@ -176,6 +176,15 @@ pub enum HostError {
     /// A job was taken back before it was submitted.
     #[error("a copy through the staging ring was cancelled before it was submitted")]
     StagingCancelled,
+    /// Bytes of a model could not be read on their way to the device.
+    #[error("bytes for {offset} of the line could not be read: {cause}")]
+    Unread {
+        /// Where on the line they go: this tells which tensor they are of.
+        offset: u64,
+        /// Why.
+        #[source]
+        cause: Box<HostError>,
+    },
     /// A forked child used what has threads in its parent.
     #[error(
         "the staging ring belongs to the process that was forked; make a model of its own in each process"

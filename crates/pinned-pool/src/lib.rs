@@ -15,6 +15,7 @@ mod ranges;
 mod registered;
 mod slab;
 mod source;
+mod staging;
 mod store;
 mod system;
 mod transfer;
@@ -30,6 +31,7 @@ pub use pending_read::PendingRead;
 pub use prepared::PreparedCopy;
 pub use registered::{KeepAlive, Registered};
 pub use source::{HostBytes, HostRun, LineRun, SourceBytes, SourceTensor};
+pub use staging::{StagedCopy, StagedJob, StagedStep, StagingLine, StagingOptions, StagingReport, Ticket};
 pub use store::{
     HostLevel, HostStore, HostStoreBuilder, Levels, Placed, StepDown, StoreOptions, StoreReport,
 };
