@@ -1,8 +1,10 @@
 //! One bad file for each thing that can be wrong, and what is said of it.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use checkpoint::Limits;
 use checkpoint::gguf::{MemorySource, read_header};
-use std::path::Path;
 
 use crate::build::{Bytes, read, read_within, refusal};
 
@@ -19,6 +21,48 @@ fn good() -> Bytes {
 /// A file of one tensor with so many bytes of data.
 fn one(dims: &[u64], kind: u32, offset: u64, data: usize) -> Bytes {
     Bytes::file(1, 0).tensor("w", dims, kind, offset).pad(32).zeros(data)
+}
+
+/// A file, and what must be said of it.
+type Case = (Bytes, &'static str);
+
+fn check(cases: Vec<Case>) {
+    for (file, said) in cases {
+        assert!(refusal(&file.0).contains(said), "{said}: {}", refusal(&file.0));
+    }
+}
+
+/// The fuzzer's first inputs are these files; `write_the_fuzzers_inputs` writes them.
+fn inputs() -> Vec<(String, Vec<u8>)> {
+    let groups = [("counts", counts()), ("values", values()), ("tensors", tensors())];
+    let numbered = |(group, cases): (&'static str, Vec<Case>)| {
+        cases.into_iter().enumerate().map(move |(index, (file, _))| (format!("{group}-{index:02}"), file.0))
+    };
+    let good = std::iter::once(("good".to_owned(), good().0));
+    good.chain(groups.into_iter().flat_map(numbered)).collect()
+}
+
+fn fuzz_corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/gguf_header")
+}
+
+#[test]
+fn the_fuzzer_starts_from_these_files() {
+    for (name, bytes) in inputs() {
+        assert_eq!(
+            fs::read(fuzz_corpus().join(&name)).ok(),
+            Some(bytes),
+            "{name}: run the ignored test below"
+        );
+    }
+}
+
+#[test]
+#[ignore = "writes into the repository: cargo test -p checkpoint --test gguf -- --ignored"]
+fn write_the_fuzzers_inputs() {
+    for (name, bytes) in inputs() {
+        fs::write(fuzz_corpus().join(name), bytes).unwrap();
+    }
 }
 
 #[test]
@@ -99,11 +143,11 @@ fn bytes_after_the_end_are_refused_and_may_be_allowed() {
     }
 }
 
-#[test]
-fn counts_and_lengths_beyond_the_file_are_refused_before_anything_is_made_of_them() {
+/// Counts and lengths that the file cannot hold.
+fn counts() -> Vec<Case> {
     let key = || Bytes::file(0, 1).text("k");
     let list = |kind: u32| key().u32(9).u32(kind);
-    for (file, said) in [
+    vec![
         (
             Bytes::file(MANY, 0),
             "it says that it has 1152921504606846976 tensors; the 0 bytes that follow have room for 0",
@@ -124,9 +168,12 @@ fn counts_and_lengths_beyond_the_file_are_refused_before_anything_is_made_of_the
         (list(8).u64(2).u64(100).zeros(16), "it was cut inside the value of \"k\": 100 bytes are due"),
         (list(9).u64(1).u32(9).u64(MANY), "elements in \"k\""),
         (Bytes::file(1, 0).u64(MANY).zeros(40), "it was cut inside entry 0 of its tensor table"),
-    ] {
-        assert!(refusal(&file.0).contains(said), "{said}: {}", refusal(&file.0));
-    }
+    ]
+}
+
+#[test]
+fn counts_and_lengths_beyond_the_file_are_refused_before_anything_is_made_of_them() {
+    check(counts());
 }
 
 #[test]
@@ -162,10 +209,10 @@ fn more_than_the_limits_allow_is_refused() {
     assert!(said(good(), &limits).contains("bytes in RAM, more than the"), "{}", said(good(), &limits));
 }
 
-#[test]
-fn values_that_are_none_are_refused() {
+/// Metadata that the format does not have.
+fn values() -> Vec<Case> {
     let key = || Bytes::file(0, 1).text("k");
-    for (file, said) in [
+    vec![
         (key().u32(13).zeros(8), "the value of \"k\" is of the unknown type 13"),
         (key().u32(u32::MAX).zeros(8), "the value of \"k\" is of the unknown type 4294967295"),
         (key().u32(9).u32(13).u64(0), "the value of \"k\" is of the unknown type 13"),
@@ -180,9 +227,12 @@ fn values_that_are_none_are_refused() {
             key().u32(9).u32(9).u64(1).u32(9).u64(1).u32(9).u64(1).u32(9).u64(0),
             "has 5 levels of lists, more than the 4",
         ),
-    ] {
-        assert!(refusal(&file.0).contains(said), "{said}: {}", refusal(&file.0));
-    }
+    ]
+}
+
+#[test]
+fn values_that_are_none_are_refused() {
+    check(values());
 }
 
 #[test]
@@ -208,12 +258,12 @@ fn alignments_that_are_none_are_refused() {
     );
 }
 
-#[test]
-fn tensors_that_cannot_be_are_refused() {
+/// Tensors that no file can have.
+fn tensors() -> Vec<Case> {
     let two = |second: u64| {
         Bytes::file(2, 0).tensor("a", &[16], F32, 0).tensor("b", &[16], F32, second).pad(32).zeros(128)
     };
-    for (file, said) in [
+    vec![
         (one(&[4], 43, 0, 16), "tensor \"w\" is of the unknown type 43"),
         (one(&[4], 4, 0, 16), "tensor \"w\" is of the unknown type 4 (once Q4_2)"),
         (
@@ -242,9 +292,12 @@ fn tensors_that_cannot_be_are_refused() {
             "it has two tensors named \"a\"",
         ),
         (Bytes::file(1, 0).u64(1).raw(b"\xFF").zeros(24), "entry 0 of its tensor table is not UTF-8"),
-    ] {
-        assert!(refusal(&file.0).contains(said), "{said}: {}", refusal(&file.0));
-    }
+    ]
+}
+
+#[test]
+fn tensors_that_cannot_be_are_refused() {
+    check(tensors());
 }
 
 #[test]
