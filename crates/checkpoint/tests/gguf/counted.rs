@@ -24,7 +24,7 @@ impl Counting {
     }
 
     /// So many units.
-    fn of(head: Bytes, unit: Bytes, count: u64) -> Self {
+    fn of(head: Bytes, unit: &Bytes, count: u64) -> Self {
         let size = head.0.len() as u64 + count * unit.0.len() as u64;
         Self::new(head, &unit.0, size)
     }
@@ -61,7 +61,7 @@ impl ByteSource for Counting {
 fn a_list_of_numbers_costs_nothing_however_long() {
     const LONG: u64 = 90_000_000;
     let head = Bytes::file(0, 1).text("zeros").u32(9).u32(0).u64(LONG);
-    let source = Counting::of(head, Bytes(vec![0]), LONG);
+    let source = Counting::of(head, &Bytes(vec![0]), LONG);
     let (header, gguf) = read_header(&source, 0, &Limits::default(), false).unwrap();
     assert!(header.tensors.is_empty());
     assert_eq!(gguf.get("zeros").unwrap().as_array().unwrap().count, LONG);
@@ -93,7 +93,7 @@ fn bombs_are_refused_within_their_memory() {
     let unit = Bytes::default;
     let many = |unit: Bytes, head: &dyn Fn(u64) -> Bytes| {
         let count = PART / unit.0.len() as u64;
-        Counting::of(head(count), unit, count)
+        Counting::of(head(count), &unit, count)
     };
     let bombs = [
         // Tensors without bytes, all of one name.

@@ -62,7 +62,7 @@ fn plain_numbers_have_the_names_of_safetensors() {
 #[test]
 fn a_split_model_is_one_model_and_its_parts_are_none() {
     let part = |number: u32| corpus().join(format!("split-0000{number}-of-00003.gguf"));
-    let whole = Checkpoint::open(&part(2), &OpenOptions::default()).unwrap();
+    let whole = Checkpoint::open(part(2), &OpenOptions::default()).unwrap();
     let names: Vec<_> = whole.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(names, ["blk.0.w", "blk.1.w", "blk.2.w", "blk.3.w", "blk.4.w"]);
     assert_eq!(whole.notes(), [""; 0]);

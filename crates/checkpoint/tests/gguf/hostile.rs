@@ -302,10 +302,10 @@ fn tensors_that_cannot_be_are_refused() {
 
 #[test]
 fn true_shapes_that_are_none_are_refused() {
+    const KEY: &str = "comfy.gguf.orig_shape.w";
     let shape = |value: &dyn Fn(Bytes) -> Bytes| {
         refusal(&value(Bytes::file(1, 1)).tensor("w", &[64, 6144], F32, 0).pad(32).zeros(64 * 6144 * 4).0)
     };
-    const KEY: &str = "comfy.gguf.orig_shape.w";
     let said = shape(&|file| file.entry_list(KEY, &[6144, 65]));
     let wanted =
         "its metadata gives tensor \"w\" the shape [6144, 65], but 393216 elements are stored, as [6144, 64]";
