@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crate::error::some;
+use crate::foreign::{self, Foreign};
 use crate::json::{Fault, Kind, Scanner};
 use crate::{CheckpointError, Limits, Result};
 
@@ -106,8 +107,8 @@ impl From<Fault> for IndexProblem {
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Index`] says what is wrong with it.
-pub fn read_index(reader: impl Read, size: u64, path: &Path, limits: &Limits) -> Result<ShardIndex> {
+/// [`CheckpointError::Index`] says what is wrong with it, [`CheckpointError::Foreign`] what it is instead.
+pub fn read_index(mut reader: impl Read, size: u64, path: &Path, limits: &Limits) -> Result<ShardIndex> {
     let refuse = |problem| CheckpointError::Index { path: path.into(), problem: Box::new(problem) };
     if size == 0 {
         return Err(refuse(IndexProblem::Empty));
@@ -115,8 +116,15 @@ pub fn read_index(reader: impl Read, size: u64, path: &Path, limits: &Limits) ->
     if size > limits.max_index {
         return Err(refuse(IndexProblem::TooLong { size, limit: limits.max_index }));
     }
+    let mut start = Vec::new();
+    let looked = reader.by_ref().take(foreign::LOOK).read_to_end(&mut start);
+    looked.map_err(|source| CheckpointError::Io { act: "read", path: path.into(), source })?;
+    match Foreign::of(&start) {
+        None | Some(Foreign::Json | Foreign::Text) => {}
+        Some(kind) => return Err(CheckpointError::Foreign { path: path.into(), kind }),
+    }
     let parser = Parser {
-        scanner: Scanner::new(reader, size),
+        scanner: Scanner::new((&start[..]).chain(reader), size),
         limits,
         files: std::collections::BTreeMap::new(),
         tensors: Vec::new(),

@@ -55,6 +55,19 @@ pub(crate) enum Kind {
     Word,
 }
 
+impl Kind {
+    /// As a word of a sentence.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Object => "an object",
+            Self::List => "a list",
+            Self::Text => "text",
+            Self::Number => "a number",
+            Self::Word => "true, false or null",
+        }
+    }
+}
+
 /// Reads one document of a known length.
 #[derive(Debug)]
 pub(crate) struct Scanner<R> {
@@ -133,7 +146,14 @@ impl<R: Read> Scanner<R> {
 
     /// Goes past `byte`, which must be the next token.
     pub(crate) fn expect(&mut self, byte: u8, what: &'static str) -> Parsed<()> {
-        if self.take(byte)? { Ok(()) } else { self.fault(what) }
+        if self.take(byte)? {
+            return Ok(());
+        }
+        match self.peek()? {
+            None => self.fault("is missing: the text ends there, unfinished"),
+            Some(0x80..) => self.fault("is not ASCII, and stands outside of strings"),
+            Some(_) => self.fault(what),
+        }
     }
 
     /// What comes next.
@@ -144,8 +164,9 @@ impl<R: Read> Scanner<R> {
             Some(b'"') => Ok(Kind::Text),
             Some(b'-' | b'0'..=b'9') => Ok(Kind::Number),
             Some(b't' | b'f' | b'n') => Ok(Kind::Word),
+            Some(0x80..) => self.fault("is not ASCII, and stands outside of strings"),
             Some(_) => self.fault("is no JSON value"),
-            None => self.fault("is the end, where a value is due"),
+            None => self.fault("is missing: the text ends there, unfinished"),
         }
     }
 
@@ -271,7 +292,8 @@ impl<R: Read> Scanner<R> {
             }
             other => other,
         };
-        char::from_u32(scalar).map_or_else(|| self.fault(LONE), Ok)
+        let reversed = "ends the second half of a surrogate pair, without its first";
+        char::from_u32(scalar).map_or_else(|| self.fault(reversed), Ok)
     }
 
     fn hex(&mut self) -> Parsed<u32> {
