@@ -135,6 +135,12 @@ pub enum HostError {
         /// What can be.
         room: Bytes,
     },
+    /// The share of the RAM that may be locked makes no sense.
+    #[error("{text:?} is no share of the RAM to lock; give a fraction from 0 to 1, such as 0.4")]
+    ReservedShare {
+        /// What was given.
+        text: String,
+    },
     /// The caller ended the work.
     #[error("placing a model was cancelled")]
     Cancelled,

@@ -13,6 +13,7 @@ mod pending_read;
 mod prepared;
 mod ranges;
 mod registered;
+mod reserve;
 mod slab;
 mod source;
 mod staging;
@@ -30,6 +31,10 @@ pub use maps::{HostMaps, MemoryKind};
 pub use pending_read::PendingRead;
 pub use prepared::PreparedCopy;
 pub use registered::{KeepAlive, Registered};
+pub use reserve::{
+    BlockUse, ModelReserve, Pinning, RESERVED_SHARE_VARIABLE, ReserveBlock, ReserveLimits, ReserveModel,
+    ReservePlan, reserved_share,
+};
 pub use source::{HostBytes, HostRun, LineRun, SourceBytes, SourceTensor};
 pub use staging::{StagedCopy, StagedJob, StagedStep, StagingLine, StagingOptions, StagingReport, Ticket};
 pub use store::{

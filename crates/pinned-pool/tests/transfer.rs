@@ -134,7 +134,7 @@ fn a_store_dropped_during_a_copy_stays_registered_until_the_drain() {
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(16 * PAGE), small_options());
     let parts = [Part::whole(Region::anonymous(4, 1)), Part::whole(Region::file(1, 2, MapFlags::PRIVATE))];
     builder.place(&[parts[0].source(0, 0), parts[1].source(1, 8 * PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     stream.copy(&space, &store.runs(0..16 * PAGE)).unwrap();
     let expected = parts[0].expected();
     drop((parts, store));
@@ -243,7 +243,7 @@ fn life(rig: &Rig) -> Result<(), HostError> {
         let parts =
             [Part::whole(Region::anonymous(3, 1)), Part::whole(Region::file(1, 2, MapFlags::PRIVATE))];
         builder.place(&[parts[0].source(0, 0), parts[1].source(1, 4 * PAGE)])?;
-        let store = builder.finish();
+        let store = builder.finish().unwrap();
         stream.fill(&space, 0, space.size(), 0xFF)?;
         stream.wait(&event)?;
         stream.copy(&space, &store.runs(0..8 * PAGE))?;

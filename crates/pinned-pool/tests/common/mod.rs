@@ -135,10 +135,14 @@ impl Region {
     }
 
     pub fn read_only(pages: u64, seed: u64) -> Self {
-        let region = Self::anonymous(pages, seed);
+        Self::anonymous(pages, seed).protected()
+    }
+
+    /// Forbids writing to it.
+    pub fn protected(self) -> Self {
         // SAFETY: the region's own mapping, which nobody writes any more.
-        unsafe { rustix::mm::mprotect(region.address.cast(), region.size, MprotectFlags::READ) }.unwrap();
-        region
+        unsafe { rustix::mm::mprotect(self.address.cast(), self.size, MprotectFlags::READ) }.unwrap();
+        self
     }
 
     pub fn counted(mut self, held: &Arc<Held>) -> Self {
