@@ -18,7 +18,7 @@ use crate::plan::Plan;
 use crate::schedule::Schedule;
 
 /// An upload of so many bytes takes long enough to tell the link's rate.
-const TELLING: u64 = 256 << 20;
+const TELLING: u64 = 64 << 20;
 
 impl State {
     /// Puts another plan in place. Blocks until all work has run.
