@@ -81,7 +81,14 @@ impl PlannedOffloader {
             source: Arc::clone(&store) as Arc<dyn Source>,
             options: self.options,
         })?;
-        Ok(Offloader { engine, driver: self.driver, model: self.model, request: self.request, store, pace: Mutex::new(None) })
+        Ok(Offloader {
+            engine,
+            driver: self.driver,
+            model: self.model,
+            request: self.request,
+            store,
+            pace: Mutex::new(None),
+        })
     }
 
     fn described(&self, id: TensorId) -> Result<Bytes> {

@@ -1,9 +1,10 @@
 //! The times of a step's visits: which steps have them, and what they are of.
 
-use gpu_driver::{Bytes, CopyOrder, Verb};
+use gpu_driver::{Bytes, CopyOrder, Driver, Verb};
 
 use super::desc::{RigDesc, minimum, plan};
 use super::rig::Rig;
+use crate::engine::StepTimes;
 use crate::model::UnitId;
 use crate::units::Units;
 
@@ -18,6 +19,12 @@ fn rig(order: CopyOrder) -> Rig {
     Rig::new(&desc, plan(&layout, &units, budget, None), budget).unwrap()
 }
 
+/// The times, once the device has come to the end of the step.
+fn times(rig: &Rig) -> Option<StepTimes> {
+    rig.host.synchronize_stream(rig.stream()).unwrap();
+    rig.engine.take_step_times()
+}
+
 fn all() -> Vec<UnitId> {
     (0..VISITS).map(UnitId).collect()
 }
@@ -27,16 +34,16 @@ fn a_step_is_timed_visit_by_visit_once() {
     for order in [CopyOrder::Eager, CopyOrder::Lazy, CopyOrder::Random] {
         let mut rig = rig(order);
         rig.whole_step().unwrap();
-        assert_eq!(rig.engine.take_step_times(), None, "nobody asked");
+        assert_eq!(times(&rig), None, "nobody asked");
         rig.engine.time_next_step();
-        assert_eq!(rig.engine.take_step_times(), None, "no step yet");
+        assert_eq!(times(&rig), None, "no step yet");
         let before = rig.device.calls(Verb::RecordEvent);
         rig.whole_step().unwrap();
         let recorded = rig.device.calls(Verb::RecordEvent) - before;
-        let times = rig.engine.take_step_times().unwrap();
-        assert_eq!(times.visits.iter().map(|(unit, _)| *unit).collect::<Vec<_>>(), all());
-        assert!(times.visits.iter().all(|(_, seconds)| (0.0..60.0).contains(seconds)), "{times:?}");
-        assert_eq!(rig.engine.take_step_times(), None, "they are given once");
+        let measured = times(&rig).unwrap();
+        assert_eq!(measured.visits.iter().map(|(unit, _)| *unit).collect::<Vec<_>>(), all());
+        assert!(measured.visits.iter().all(|(_, seconds)| (0.0..60.0).contains(seconds)), "{measured:?}");
+        assert_eq!(times(&rig), None, "they are given once");
         let before = rig.device.calls(Verb::RecordEvent);
         rig.whole_step().unwrap();
         let untimed = rig.device.calls(Verb::RecordEvent) - before;
@@ -63,10 +70,10 @@ fn time_goes_to_the_visit_that_computes() {
         rig.leave(unit).unwrap();
     }
     rig.end().unwrap();
-    let times = rig.engine.take_step_times().unwrap();
-    assert!(times.visits[3].1 >= 0.040, "{times:?}");
-    let longest = times.visits.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-    assert_eq!(longest.0, UnitId(3), "{times:?}");
+    let measured = times(&rig).unwrap();
+    assert!(measured.visits[3].1 >= 0.040, "{measured:?}");
+    let longest = measured.visits.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    assert_eq!(longest.0, UnitId(3), "{measured:?}");
 }
 
 #[test]
@@ -80,9 +87,9 @@ fn a_step_with_a_visit_inside_another_has_no_times() {
     rig.leave(UnitId(1)).unwrap();
     rig.leave(UnitId(0)).unwrap();
     rig.end().unwrap();
-    assert_eq!(rig.engine.take_step_times(), None);
+    assert_eq!(times(&rig), None);
     rig.whole_step().unwrap();
-    assert_eq!(rig.engine.take_step_times(), None, "asked for once");
+    assert_eq!(times(&rig), None, "asked for once");
 }
 
 #[test]
@@ -93,7 +100,7 @@ fn a_step_cut_short_is_not_timed_and_the_next_one_is() {
     rig.begin().unwrap();
     rig.visit(UnitId(0)).unwrap();
     rig.whole_step().unwrap();
-    assert_eq!(rig.engine.take_step_times().unwrap().visits.len(), VISITS as usize);
+    assert_eq!(times(&rig).unwrap().visits.len(), VISITS as usize);
 }
 
 #[test]
@@ -105,7 +112,7 @@ fn a_timer_that_fails_costs_the_times_and_not_the_step() {
             rig.engine.time_next_step();
             rig.device.fail(verb, index);
             rig.whole_step().unwrap();
-            assert_eq!(rig.engine.take_step_times(), None, "{verb} {index}");
+            assert_eq!(times(&rig), None, "{verb} {index}");
             rig.whole_step().unwrap();
             assert_eq!(rig.engine.stats().recoveries, 0);
         }
@@ -118,6 +125,6 @@ fn the_times_of_a_plan_go_with_it() {
     rig.engine.time_next_step();
     rig.whole_step().unwrap();
     rig.engine.replan((*rig.engine.plan()).clone()).unwrap();
-    assert_eq!(rig.engine.take_step_times(), None);
+    assert_eq!(times(&rig), None);
     assert_eq!(rig.engine.link_rate(), None, "{} tell nothing", Bytes(rig.engine.stats().uploaded_bytes));
 }
