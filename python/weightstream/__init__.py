@@ -11,30 +11,53 @@ Importing this patches nothing, starts no thread and needs no GPU.
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from ._native import __version__
 from .attach import attach
 from .attachment import Attachment
 from .devices import HostDevice
 from .errors import (
     BudgetError,
+    CheckpointError,
+    ConfigError,
     DeviceError,
     ForwardError,
     InternalError,
+    LoadingCancelled,
     ModelError,
+    NotAvailableError,
     StateError,
+    UnsafeCheckpointError,
+    WeightsError,
     WeightstreamError,
 )
 
 __all__ = [
     "Attachment",
     "BudgetError",
+    "CheckpointError",
+    "ConfigError",
     "DeviceError",
     "ForwardError",
     "HostDevice",
     "InternalError",
+    "LoadingCancelled",
     "ModelError",
+    "NotAvailableError",
     "StateError",
+    "UnsafeCheckpointError",
+    "WeightsError",
     "WeightstreamError",
     "__version__",
     "attach",
+    "offload",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `offload` when it is first asked for."""
+    if name == "offload":
+        return importlib.import_module(".offload", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,57 @@ numbers count from zero in the order in which they were described. `stream` is a
 emulator.
 """
 
+from collections.abc import Callable
 from typing import Any, final
 
 __version__: str
 
 def parse_bytes(size: int | str) -> int:
     """Bytes in a number or a text like "512MiB"; `BudgetError` for zero, less, or what cannot be read."""
+
+def save(
+    path: str,
+    tensors: list[tuple[str, str, list[int], int, int]],
+    metadata: dict[str, str],
+    watch: Callable[[int], object] | None,
+) -> None:
+    """Writes a safetensors file, whole or not at all, from tensors in CPU memory: name, type as files spell it, shape,
+    address, bytes. `watch` is called often with the bytes written; what it raises stops it."""
+
+def mapped(address: int, size: int) -> tuple[str, int] | None:
+    """The file and offset behind these bytes, if all of them lie in one file mapped by `Checkpoint.map`."""
+
+def read_mapped(name: str, address: int, size: int, target: int) -> bool:
+    """Copies such bytes to `target`: from the file, and from memory where they were changed. False if they are of no
+    mapped file; then nothing is done. A file that was cut is an error that names `name`."""
+
+@final
+class Checkpoint:
+    """The files of one model, opened once, their headers read."""
+
+    @staticmethod
+    def open(paths: list[str], *, allow_trailing: bool = False, alone: bool = False) -> Checkpoint:
+        """Opens what the paths stand for as one model: safetensors and GGUF files, an index, one of several shards, a
+        folder. `alone` opens one safetensors file and nothing that its name stands for."""
+    def entries(self) -> list[tuple[str, str, list[int], int, int, int]]:
+        """All tensors: name, type as the format spells it, shape, number of the file, offset in it, bytes."""
+    def metadata(self) -> list[dict[str, str]]:
+        """Each file's metadata."""
+    def files(self) -> list[str]:
+        """The paths of the files."""
+    def notes(self) -> list[str]:
+        """What was read past or left out, in words."""
+    def map(self, name: str) -> Any:
+        """A DLPack capsule of a tensor's bytes in a private mapping of its file: writes stay in this process."""
+    def read(
+        self,
+        targets: list[tuple[str, int, int]],
+        watch: Callable[[int], object] | None = None,
+        *,
+        io: str = "auto",
+    ) -> str:
+        """Reads whole tensors into memory: name, address, bytes. `watch` is called often with the bytes read so far; what
+        it raises stops the reads. The answer says how it was done, as JSON."""
 
 @final
 class Device:
@@ -110,6 +155,38 @@ class Offloader:
         """The plan and what memory is in use, as JSON."""
     def close(self) -> None:
         """Waits for everything submitted, releases device memory and unlocks host memory. Idempotent."""
+
+@final
+class Turns:
+    """The open turns of one model, and a unit's turn around a forward as one call."""
+
+    open: list[int]
+    """Units that are entered, oldest first, and marks below zero, of which -1 is the root's forward."""
+    thread: int
+    """The thread that opened them. Set by that thread."""
+
+    def __init__(
+        self, offloader: Offloader, stream: Callable[[], int] | None, is_grad_enabled: Callable[[], bool]
+    ) -> None:
+        """`stream` gives the current stream; None stands for the emulator's."""
+    def at_root(self) -> bool:
+        """Whether the root's forward runs on this thread, and no unit's within it."""
+    def take(
+        self,
+        runtime: Any,
+        unit: int,
+        name: str,
+        inner: Callable[..., Any],
+        guarded: list[tuple[dict[str, Any], Callable[..., Any]]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Calls `inner` in a turn of `unit`, which takes the forwards in `guarded` off their modules while it runs.
+
+        Where the turn is not plainly the next of a running step, `runtime.arrive` says whether it may begin; it is true for
+        a call within the unit's own turn, which gets none of its own. `runtime.refuse_grad` sees inputs and output while
+        grad is enabled, and `runtime.abandon` the unit after an error.
+        """
 
 @final
 class Hold:

@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 
+from .gradients import refuse_grad
 from .runtime import ROOT, Runtime
 from .segments import Segment
 from .uncompiled import uncompiled
-from .wrap import Forward, Guarded, refuse_grad, wrap_unit
+from .wrap import Forward, Guarded, wrap_unit
 
 __all__ = ["SegmentedBlock"]
 
@@ -51,14 +52,14 @@ class SegmentedBlock:
         marked = self._wrap_marked(name, inner)
         if not self._simple:
             return marked
-        runtime, turns, at_root, thread, is_graded = self._runtime, self._runtime.open, [ROOT], get_ident, _grad_enabled
+        at_root, is_graded = self._runtime.turns.at_root, _grad_enabled
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
             # Only plainly inside a step there is nothing to do: anchors look after themselves.
-            if turns != at_root or runtime.thread != thread() or is_graded():
-                return marked(*args, **kwargs)
-            return inner(*args, **kwargs)
+            if at_root() and not is_graded():
+                return inner(*args, **kwargs)
+            return marked(*args, **kwargs)
 
         # Not made known to the runtime: this frame on a stack does not say that a turn is open.
         return uncompiled(forward)

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 __all__ = [
     "BudgetError",
+    "CheckpointError",
+    "ConfigError",
     "DeviceError",
     "ForwardError",
     "InternalError",
+    "LoadingCancelled",
     "ModelError",
+    "NotAvailableError",
     "StateError",
+    "UnsafeCheckpointError",
+    "WeightsError",
     "WeightstreamError",
 ]
 
@@ -49,6 +55,30 @@ class ForwardError(WeightstreamError):
 
     An input or output that requires grad, or a write to a managed parameter.
     """
+
+
+class CheckpointError(WeightstreamError):
+    """A file cannot be read or written as a checkpoint: the text names the file, the tensor and the numbers."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """A pickle wants more than tensors: it would run code of whoever wrote it."""
+
+
+class WeightsError(WeightstreamError):
+    """The weights do not fit the model, or rules for renaming and splitting do not fit the weights."""
+
+
+class ConfigError(WeightstreamError):
+    """A model's configuration is missing or cannot be read, or names no class that can be built."""
+
+
+class NotAvailableError(WeightstreamError):
+    """What was asked for is not offered yet; the text says what is instead."""
+
+
+class LoadingCancelled(WeightstreamError):
+    """Loading was stopped by `LoadingCallback.abort_requested`. Nothing was changed, and nothing is kept."""
 
 
 class InternalError(WeightstreamError):

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from ._native import Offloader
+from ._native import Offloader, Turns
 from .compiled import compiling, refuse_freezing
 from .devices import Target
 from .errors import StateError, WeightstreamError
+from .gradients import refuse_grad
 from .tracing import refuse_tracing
 from .uncompiled import uncompiled
 
@@ -37,7 +38,8 @@ class Runtime:
         self.offloader = offloader
         self.target = target
         self.stream: Callable[[], int] = target.stream_getter()
-        self.open: list[int] = []
+        self.turns = Turns(offloader, None if target.emulated else self.stream, torch.is_grad_enabled)
+        self.open: list[int] = self.turns.open
         """Units that are entered, oldest first, and marks below zero: `ROOT`, blocks in segments. Empty between calls."""
         self.retired: list[bool] = []
         """What wrapped forwards look at to know that they are no longer in force; true once they are not."""
@@ -45,8 +47,6 @@ class Runtime:
         """Whether the model was given back; a root's wrapped forward that somebody kept then passes its calls through."""
         self.closing = False
         """Whether the model is being given back: no forward may begin, and until all of it is done none will."""
-        self.thread = 0
-        """The thread that opened them."""
         self.held: dict[int, int] = {}
         """How often each owned tensor is held by `resident`."""
         self.copied: set[int] = set()
@@ -57,6 +57,18 @@ class Runtime:
         """The unit of each owned tensor that streams; what is not in it is always present."""
         self._wrappers: set[CodeType] = set()
         self._pid = os.getpid()
+
+    refuse_grad = staticmethod(refuse_grad)
+    """For `turns`, whose turns check their inputs and outputs."""
+
+    @property
+    def thread(self) -> int:
+        """The thread that opened the turns. Set by that thread."""
+        return self.turns.thread
+
+    @thread.setter
+    def thread(self, ident: int) -> None:
+        self.turns.thread = ident
 
     def wrapper(self, forward: FunctionType) -> FunctionType:
         """Makes a wrapped forward known by its code, and keeps it out of compiled code."""

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod fuzz;
 mod gpu_gate;
 mod process;
 mod python;
@@ -32,6 +33,8 @@ enum Command {
     GpuGate(gpu_gate::Args),
     /// Measure: `stream` on a GPU, `plan` on this CPU.
     Bench(bench::Args),
+    /// Look for inputs on which a parser of untrusted files fails (needs nightly and cargo-fuzz).
+    Fuzz(fuzz::Args),
     /// Check the rules of the repository that no compiler checks.
     Tidy(tidy::Args),
     /// Build the Python wheel.
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Test(args) => Ok(test::run(&args)),
         Command::GpuGate(args) => gpu_gate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::Wheel(args) => wheel::run(&args),
     };

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use crate::error::some;
+use crate::foreign::{self, Foreign};
 use crate::json::{Fault, Kind, Scanner};
 use crate::{CheckpointError, Limits, Result};
 
@@ -106,8 +107,8 @@ impl From<Fault> for IndexProblem {
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Index`] says what is wrong with it.
-pub fn read_index(reader: impl Read, size: u64, path: &Path, limits: &Limits) -> Result<ShardIndex> {
+/// [`CheckpointError::Index`] says what is wrong with it, [`CheckpointError::Foreign`] what it is instead.
+pub fn read_index(mut reader: impl Read, size: u64, path: &Path, limits: &Limits) -> Result<ShardIndex> {
     let refuse = |problem| CheckpointError::Index { path: path.into(), problem: Box::new(problem) };
     if size == 0 {
         return Err(refuse(IndexProblem::Empty));
@@ -115,8 +116,15 @@ pub fn read_index(reader: impl Read, size: u64, path: &Path, limits: &Limits) ->
     if size > limits.max_index {
         return Err(refuse(IndexProblem::TooLong { size, limit: limits.max_index }));
     }
+    let mut start = Vec::new();
+    let looked = reader.by_ref().take(foreign::LOOK).read_to_end(&mut start);
+    looked.map_err(|source| CheckpointError::Io { act: "read", path: path.into(), source })?;
+    match Foreign::of(&start) {
+        None | Some(Foreign::Json | Foreign::Text) => {}
+        Some(kind) => return Err(CheckpointError::Foreign { path: path.into(), kind }),
+    }
     let parser = Parser {
-        scanner: Scanner::new(reader, size),
+        scanner: Scanner::new((&start[..]).chain(reader), size),
         limits,
         files: std::collections::BTreeMap::new(),
         tensors: Vec::new(),
@@ -198,13 +206,15 @@ impl<R: Read> Parser<'_, R> {
             if self.scanner.kind()? != Kind::Text {
                 return Err(IndexProblem::FileKind { tensor });
             }
-            let file = self.scanner.text(self.limits.max_name, "bytes in a file's name")?;
+            let file = self.scanner.text_in_place(self.limits.max_name, "bytes in a file's name")?;
+            let known = self.files.get(file).copied();
+            let file = if known.is_none() { file.to_owned() } else { String::new() };
             self.memory += ENTRY + tensor.len();
             if self.memory > self.limits.max_memory {
                 return Ok(self.scanner.limit("bytes of RAM for what it says", self.limits.max_memory)?);
             }
-            let number = match self.files.get(&file) {
-                Some(number) => *number,
+            let number = match known {
+                Some(number) => number,
                 None => self.file(file, &tensor)?,
             };
             self.tensors.push((tensor, number));
@@ -232,7 +242,7 @@ impl<R: Read> Parser<'_, R> {
         let mut first = true;
         while self.scanner.next_member(b'}', first)? {
             first = false;
-            let key = self.scanner.key(self.limits.max_name, "bytes in a name")?;
+            let key = self.scanner.key_in_place(self.limits.max_name, "bytes in a name")?;
             if key == "total_size" && self.scanner.kind()? == Kind::Number {
                 total = self.scanner.number()?.parse().ok();
             } else {

@@ -55,6 +55,19 @@ pub(crate) enum Kind {
     Word,
 }
 
+impl Kind {
+    /// As a word of a sentence.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Object => "an object",
+            Self::List => "a list",
+            Self::Text => "text",
+            Self::Number => "a number",
+            Self::Word => "true, false or null",
+        }
+    }
+}
+
 /// Reads one document of a known length.
 #[derive(Debug)]
 pub(crate) struct Scanner<R> {
@@ -66,12 +79,14 @@ pub(crate) struct Scanner<R> {
     before: u64,
     /// Bytes of the document that are not in the buffer yet.
     unread: u64,
+    /// The string or number read last; kept for its memory.
+    scratch: Vec<u8>,
 }
 
 impl<R: Read> Scanner<R> {
     /// A document that is the next `length` bytes of `reader`.
     pub(crate) fn new(reader: R, length: u64) -> Self {
-        Self { reader, buffer: Vec::new(), at: 0, before: 0, unread: length }
+        Self { reader, buffer: Vec::new(), at: 0, before: 0, unread: length, scratch: Vec::new() }
     }
 
     /// How many bytes of the document were read.
@@ -131,7 +146,14 @@ impl<R: Read> Scanner<R> {
 
     /// Goes past `byte`, which must be the next token.
     pub(crate) fn expect(&mut self, byte: u8, what: &'static str) -> Parsed<()> {
-        if self.take(byte)? { Ok(()) } else { self.fault(what) }
+        if self.take(byte)? {
+            return Ok(());
+        }
+        match self.peek()? {
+            None => self.fault("is missing: the text ends there, unfinished"),
+            Some(0x80..) => self.fault("is not ASCII, and stands outside of strings"),
+            Some(_) => self.fault(what),
+        }
     }
 
     /// What comes next.
@@ -142,8 +164,9 @@ impl<R: Read> Scanner<R> {
             Some(b'"') => Ok(Kind::Text),
             Some(b'-' | b'0'..=b'9') => Ok(Kind::Number),
             Some(b't' | b'f' | b'n') => Ok(Kind::Word),
+            Some(0x80..) => self.fault("is not ASCII, and stands outside of strings"),
             Some(_) => self.fault("is no JSON value"),
-            None => self.fault("is the end, where a value is due"),
+            None => self.fault("is missing: the text ends there, unfinished"),
         }
     }
 
@@ -168,11 +191,43 @@ impl<R: Read> Scanner<R> {
         Ok(key)
     }
 
+    /// As [`Scanner::key`]; the key stays where it was read to, up to the next string or number.
+    pub(crate) fn key_in_place(&mut self, limit: usize, what: &'static str) -> Parsed<&str> {
+        self.read_text(limit, what)?;
+        self.expect(b':', "is no colon, which a key must be followed by")?;
+        self.in_place()
+    }
+
     /// A string of at most `limit` bytes.
     pub(crate) fn text(&mut self, limit: usize, what: &'static str) -> Parsed<String> {
+        self.read_text(limit, what)?;
+        let bytes = if self.scratch.len() < BUFFER { self.scratch.clone() } else { self.take_scratch() };
+        // Checked when it was read.
+        String::from_utf8(bytes).or_else(|_| self.fault("is not UTF-8"))
+    }
+
+    /// As [`Scanner::text`]; the string stays where it was read to, up to the next string or number.
+    pub(crate) fn text_in_place(&mut self, limit: usize, what: &'static str) -> Parsed<&str> {
+        self.read_text(limit, what)?;
+        self.in_place()
+    }
+
+    /// Long strings are moved, not copied.
+    fn take_scratch(&mut self) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        bytes.shrink_to_fit();
+        bytes
+    }
+
+    fn in_place(&self) -> Parsed<&str> {
+        str::from_utf8(&self.scratch).or_else(|_| self.fault("is not UTF-8"))
+    }
+
+    /// Reads a string into the scratch memory and checks it.
+    fn read_text(&mut self, limit: usize, what: &'static str) -> Parsed<()> {
         self.expect(b'"', "is no string")?;
         let start = self.position();
-        let mut bytes = Vec::new();
+        self.scratch.clear();
         loop {
             let Some(byte) = self.peek()? else { return self.fault("is the end, inside a string") };
             match byte {
@@ -180,7 +235,7 @@ impl<R: Read> Scanner<R> {
                 b'\\' => {
                     self.at += 1;
                     let letter = self.escape()?;
-                    bytes.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes());
+                    self.scratch.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes());
                 }
                 0..0x20 => return self.fault("is a control character inside a string"),
                 _ => {
@@ -189,17 +244,18 @@ impl<R: Read> Scanner<R> {
                     let rest = &rest[..rest.len().min(limit + 1)];
                     let stop = |b: &u8| matches!(*b, b'"' | b'\\' | 0..0x20);
                     let run = rest.iter().position(stop).unwrap_or(rest.len());
-                    bytes.extend_from_slice(&rest[..run]);
+                    self.scratch.extend_from_slice(&rest[..run]);
                     self.at += run;
                 }
             }
-            if bytes.len() > limit {
+            if self.scratch.len() > limit {
                 return self.limit(what, limit);
             }
         }
-        bytes.shrink_to_fit();
-        String::from_utf8(bytes)
-            .map_err(|error| Fault::NotUtf8 { at: start + error.utf8_error().valid_up_to() as u64 })
+        match str::from_utf8(&self.scratch) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Fault::NotUtf8 { at: start + error.valid_up_to() as u64 }),
+        }
     }
 
     fn escape(&mut self) -> Parsed<char> {
@@ -236,7 +292,8 @@ impl<R: Read> Scanner<R> {
             }
             other => other,
         };
-        char::from_u32(scalar).map_or_else(|| self.fault(LONE), Ok)
+        let reversed = "ends the second half of a surrogate pair, without its first";
+        char::from_u32(scalar).map_or_else(|| self.fault(reversed), Ok)
     }
 
     fn hex(&mut self) -> Parsed<u32> {
@@ -250,18 +307,19 @@ impl<R: Read> Scanner<R> {
         Ok(value)
     }
 
-    /// The characters of a number, which must be one by JSON's grammar.
-    pub(crate) fn number(&mut self) -> Parsed<String> {
-        let mut text = String::new();
+    /// The characters of a number, which must be one by JSON's grammar, up to the next string or number.
+    pub(crate) fn number(&mut self) -> Parsed<&str> {
+        self.scratch.clear();
         self.token()?;
         while let Some(byte @ (b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E')) = self.peek()? {
-            if text.len() == IGNORED_NUMBER {
+            if self.scratch.len() == IGNORED_NUMBER {
                 return self.limit("characters in a number", IGNORED_NUMBER);
             }
-            text.push(char::from(byte));
+            self.scratch.push(byte);
             self.at += 1;
         }
-        if is_number(&text) { Ok(text) } else { self.fault("ends what is no number") }
+        let text = self.in_place()?;
+        if is_number(text) { Ok(text) } else { self.fault("ends what is no number") }
     }
 
     /// Goes past a value of any kind, which must be well formed.
@@ -271,14 +329,11 @@ impl<R: Read> Scanner<R> {
 
     fn skip_nested(&mut self, depth: usize) -> Parsed<()> {
         match self.kind()? {
-            Kind::Text => self.text(IGNORED_STRING, "bytes in a string of an unknown field").map(drop),
-            Kind::Number => {
-                let text = self.number()?;
-                match text.parse::<f64>() {
-                    Ok(value) if value.abs() <= IGNORED_MAGNITUDE => Ok(()),
-                    _ => self.fault("ends a number beyond 1e300"),
-                }
-            }
+            Kind::Text => self.read_text(IGNORED_STRING, "bytes in a string of an unknown field"),
+            Kind::Number => match self.number()?.parse::<f64>() {
+                Ok(value) if value.abs() <= IGNORED_MAGNITUDE => Ok(()),
+                _ => self.fault("ends a number beyond 1e300"),
+            },
             Kind::Word => self.word().map(drop),
             Kind::Object | Kind::List if depth == 0 => self.limit("levels of nesting", DEPTH),
             kind => {
@@ -288,7 +343,7 @@ impl<R: Read> Scanner<R> {
                 while self.next_member(close, first)? {
                     first = false;
                     if object {
-                        self.key(IGNORED_STRING, "bytes in a key of an unknown field")?;
+                        self.key_in_place(IGNORED_STRING, "bytes in a key of an unknown field")?;
                     }
                     self.skip_nested(depth - 1)?;
                 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, CheckpointError, IndexProblem, OpenOptions, Result};
+use checkpoint::{Checkpoint, CheckpointError, Foreign, IndexProblem, OpenOptions, Result};
 use common::model;
 
 /// One tensor of four bytes.
@@ -216,7 +216,7 @@ fn the_hubs_cache_is_a_folder_of_links_into_its_blobs() {
 
 #[test]
 fn broken_indexes_each_have_their_message() {
-    let cases: [(&str, &str); 15] = [
+    let cases: [(&str, &str); 14] = [
         ("", "empty"),
         ("[]", "no JSON object"),
         ("{}", "no `weight_map`"),
@@ -227,10 +227,9 @@ fn broken_indexes_each_have_their_message() {
         (r#"{"weight_map":{"a":"x","\u0061":"y"}}"#, "the tensor \"a\" twice"),
         (r#"{"weight_map":{"a":"x"},"weight_map":{}}"#, "two `weight_map`s"),
         (r#"{"weight_map":{"a":"x"}} x"#, "follows the end"),
-        (r#"{"weight_map":{"a":"x"}"#, "is neither a comma nor the end"),
+        (r#"{"weight_map":{"a":"x"}"#, "the text ends there"),
         ("{\"weight_map\":{\"\u{1}\":\"x\"}}", "control character"),
         ("\u{feff}{}", "is no JSON value"),
-        ("<!DOCTYPE html>", "is no JSON value"),
         (
             r#"{"weight_map":{"a":"x"},"b":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["#,
             "nesting",
@@ -240,6 +239,14 @@ fn broken_indexes_each_have_their_message() {
         let all = folder(&[(INDEX, text.as_bytes().to_vec())]);
         let found = index_problem(all.path()).to_string();
         assert!(found.contains(wanted), "{text}: {found}");
+    }
+    for (text, kind) in
+        [("<!DOCTYPE html>", Foreign::Page), ("version https://git-lfs", Foreign::LfsPointer { size: None })]
+    {
+        let all = folder(&[(INDEX, text.as_bytes().to_vec())]);
+        assert!(
+            matches!(open(all.path()), Err(CheckpointError::Foreign { kind: found, .. }) if found == kind)
+        );
     }
     let all = folder(&[(INDEX, b"{\"weight_map\":{\"\xFF\":\"x\"}}".to_vec())]);
     assert!(matches!(index_problem(all.path()), IndexProblem::NotUtf8 { at: 16 }));

@@ -18,11 +18,15 @@ struct Fault {
     verb: Verb,
     index: u64,
     error: DriverError,
+    /// The next call, whichever it is, reports the error again.
+    stays: bool,
 }
 
 #[derive(Debug, Default)]
 struct Script {
     faults: Vec<Fault>,
+    pending: Option<DriverError>,
+    longest_registration: Option<Bytes>,
     recording: bool,
     record: Vec<Verb>,
 }
@@ -69,7 +73,23 @@ impl<D: Driver + ?Sized> Faulty<D> {
 
     /// Makes call `index` of `verb` fail with `error`.
     pub fn fail_with(&self, verb: Verb, index: u64, error: DriverError) {
-        self.script().faults.push(Fault { verb, index, error });
+        self.script().faults.push(Fault { verb, index, error, stays: false });
+    }
+
+    /// As [`fail_with`](Self::fail_with), and the error stays pending: the next call reports it again, whichever it is, and
+    /// does not reach the driver behind. So do layers that keep the last error of a thread.
+    pub fn fail_pending(&self, verb: Verb, index: u64, error: DriverError) {
+        self.script().faults.push(Fault { verb, index, error, stays: true });
+    }
+
+    /// Whether an error stayed that no call has reported yet.
+    pub fn is_pending(&self) -> bool {
+        self.script().pending.is_some()
+    }
+
+    /// Refuses to register more than `longest` in one call; zero refuses every registration.
+    pub fn refuse_registrations_above(&self, longest: Bytes) {
+        self.script().longest_registration = Some(longest);
     }
 
     /// How often `verb` was called, failed calls included.
@@ -107,10 +127,13 @@ impl<D: Driver + ?Sized> Faulty<D> {
         if script.recording {
             script.record.push(verb);
         }
-        match script.faults.iter().find(|fault| fault.verb == verb && fault.index == index) {
-            Some(fault) => Err(fault.error.clone()),
-            None => Ok(()),
+        if let Some(pending) = script.pending.take() {
+            return Err(pending);
         }
+        let fault = script.faults.iter().find(|fault| fault.verb == verb && fault.index == index);
+        let Some(Fault { error, stays, .. }) = fault.cloned() else { return Ok(()) };
+        script.pending = stays.then(|| error.clone());
+        Err(error)
     }
 }
 
@@ -228,6 +251,15 @@ impl<D: Driver + ?Sized> Driver for Faulty<D> {
 
     unsafe fn register_host(&self, address: *mut u8, size: Bytes, registration: Registration) -> Result<()> {
         self.enter(Verb::RegisterHost)?;
+        let longest = self.script().longest_registration;
+        if longest.is_some_and(|longest| size > longest) {
+            return Err(DriverError::Call {
+                call: "register_host",
+                code: 2,
+                name: "CUDA_ERROR_OUT_OF_MEMORY".into(),
+                detail: format!(": {size} at {address:?}"),
+            });
+        }
         // SAFETY: the caller keeps this verb's contract.
         unsafe { self.inner.register_host(address, size, registration) }
     }

@@ -2,7 +2,10 @@
 //! anonymous memory whose parts can be mapped at many addresses, with inaccessible address ranges to map them
 //! into. Linux; another system replaces this module alone.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::ptr;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
@@ -15,6 +18,19 @@ use crate::types::{Access, Bytes};
 /// Where the CUDA driver is looked for. The versioned name first: it is what the NVIDIA driver installs, while the
 /// plain one may be a toolkit's link stub.
 pub(crate) const CUDA_LIBRARIES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+
+/// Where the NVIDIA kernel driver tells its version, as `580.65.06`.
+const KERNEL_DRIVER: &str = "/sys/module/nvidia/version";
+
+/// The branch of the NVIDIA kernel driver, if there is one.
+pub(crate) fn kernel_driver() -> Option<u32> {
+    branch(&std::fs::read_to_string(KERNEL_DRIVER).ok()?)
+}
+
+/// The number before the first point.
+fn branch(version: &str) -> Option<u32> {
+    version.trim().split('.').next()?.parse().ok()
+}
 
 /// The operating system's page.
 pub(crate) fn page_size() -> Bytes {
@@ -118,6 +134,28 @@ pub(crate) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Resul
     unsafe { mprotect(at, size.as_usize(), flags) }.map_err(failed("mprotect"))
 }
 
+/// Copies memory of this process that may be a file's, through the kernel, which stops where a plain read would end the
+/// process because the file was cut short: how many bytes there were. A system without `/proc/self/mem` has the plain
+/// read's risk.
+pub(crate) fn read_guarded(address: usize, target: &mut [u8]) -> usize {
+    let Ok(memory) = File::open("/proc/self/mem") else {
+        let source: *const u8 = ptr::with_exposed_provenance(address);
+        // SAFETY: the submitter of the copy vouches that the range is readable until it has run.
+        unsafe { ptr::copy(source, target.as_mut_ptr(), target.len()) };
+        return target.len();
+    };
+    let mut done = 0;
+    while done < target.len() {
+        match memory.read_at(&mut target[done..], (address + done) as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    done
+}
+
 /// Gives addresses back to the system.
 ///
 /// # Safety
@@ -126,4 +164,18 @@ pub(crate) unsafe fn free(address: u64, size: Bytes) -> Result<()> {
     let at = ptr::without_provenance_mut(address as usize);
     // SAFETY: the caller vouches that the range is a reservation's and unused.
     unsafe { munmap(at, size.as_usize()) }.map_err(failed("munmap"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branch_is_the_number_before_the_first_point() {
+        assert_eq!(branch("580.65.06\n"), Some(580));
+        assert_eq!(branch("595"), Some(595));
+        for text in ["", ".1", "x.1", "-5.1", "99999999999.0"] {
+            assert_eq!(branch(text), None, "{text:?}");
+        }
+    }
 }

@@ -155,6 +155,9 @@ pub struct DeviceInfo {
     pub granularity: Bytes,
     /// The driver's version as it numbers itself (13000 is 13.0); zero on the emulator.
     pub driver_version: u32,
+    /// The branch of the NVIDIA kernel driver, such as 580, if there is one and it says so. What pins host memory is this,
+    /// while [`driver_version`](Self::driver_version) is the library's, which may be newer.
+    pub kernel_driver: Option<u32>,
     /// Whether host memory can be registered read-only (needed to register a read-only mapping).
     pub read_only_registration: bool,
     /// Whether copies can be submitted as one batch.

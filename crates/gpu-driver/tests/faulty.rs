@@ -6,7 +6,9 @@ mod conformance;
 
 use std::sync::Arc;
 
-use gpu_driver::{Bytes, Driver, DriverError, Faulty, HostDriver, HostOptions, StreamHandle, Verb};
+use gpu_driver::{
+    Bytes, Driver, DriverError, Faulty, HostDriver, HostOptions, Registration, StreamHandle, Verb,
+};
 
 fn faulty() -> Faulty<HostDriver> {
     Faulty::new(Arc::new(HostDriver::new(HostOptions::new(Bytes::mib(64))).unwrap()))
@@ -68,4 +70,32 @@ fn calls_are_recorded_in_order_until_reset() {
     assert!(driver.recorded().is_empty());
     assert_eq!(driver.calls(Verb::RecordEvent), 0);
     assert!(driver.query_event(event).unwrap());
+}
+
+#[test]
+fn an_error_that_stays_is_reported_by_the_next_call_and_then_gone() {
+    let driver = faulty();
+    let error = DriverError::Injected { verb: "create_event", index: 7 };
+    driver.fail_pending(Verb::CreateEvent, 0, error.clone());
+    assert_eq!(driver.create_event(), Err(error.clone()));
+    assert!(driver.is_pending());
+    assert_eq!(driver.create_stream(), Err(error), "an innocent call reports it");
+    assert!(!driver.is_pending());
+    driver.memory_info().unwrap();
+    assert!(driver.inner().counters().nothing_alive());
+}
+
+#[test]
+fn registrations_above_a_size_are_refused() {
+    let driver = faulty();
+    let memory = conformance::HostBuffer::pattern(4 << 12, 1);
+    driver.refuse_registrations_above(Bytes(2 << 12));
+    for (pages, taken) in [(3, false), (2, true)] {
+        // SAFETY: whole pages of the buffer, which outlives the registration.
+        let registered =
+            unsafe { driver.register_host(memory.start, Bytes(pages << 12), Registration::ReadWrite) };
+        assert_eq!(registered.is_ok(), taken, "{registered:?}");
+    }
+    // SAFETY: registered above; no copy reads it.
+    unsafe { driver.unregister_host(memory.start) }.unwrap();
 }

@@ -51,7 +51,9 @@ pub enum HostError {
         size: Bytes,
     },
     /// More memory would be page-locked than is allowed.
-    #[error("page-locking {asked} more would exceed the limit of {limit}: {registered} is registered")]
+    #[error(
+        "host page-lock of {asked} more would exceed the limit of {limit}: {registered} is locked or about to be"
+    )]
     RegisterLimit {
         /// What was to be registered.
         asked: Bytes,
@@ -61,7 +63,7 @@ pub enum HostError {
         registered: Bytes,
     },
     /// The driver refused to page-lock memory.
-    #[error("page-locking {size} at {address:#x} failed: {cause}")]
+    #[error("host page-lock of {size} at {address:#x} failed, which is about RAM alone: {cause}")]
     Register {
         /// Where it begins.
         address: u64,
@@ -115,6 +117,27 @@ pub enum HostError {
         /// Its length now.
         after: Bytes,
     },
+    /// A file may not be page-locked where the page cache has it.
+    #[error("{} cannot be locked in the page cache: {reason}", path.display())]
+    NotMappable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Page-locking, or copying in order to lock, would bring the machine or a control group near its limit.
+    #[error(
+        "host page-lock of {asked} more does not fit: {room} can be locked in this machine or control group"
+    )]
+    NoRoom {
+        /// What was to be locked.
+        asked: Bytes,
+        /// What can be.
+        room: Bytes,
+    },
+    /// The caller ended the work.
+    #[error("placing a model was cancelled")]
+    Cancelled,
     /// A tensor lies outside the line of addresses.
     #[error("tensor {id} at bytes {offset}..{end} is outside the line of {line}")]
     OutsideLine {
@@ -147,6 +170,26 @@ pub enum HostError {
         /// What it was.
         what: &'static str,
     },
+    /// The staging ring is closed, or its device or one of its threads failed.
+    #[error("the staging ring has ended; attach the model again")]
+    StagingStopped,
+    /// A job was taken back before it was submitted.
+    #[error("a copy through the staging ring was cancelled before it was submitted")]
+    StagingCancelled,
+    /// Bytes of a model could not be read on their way to the device.
+    #[error("bytes for {offset} of the line could not be read: {cause}")]
+    Unread {
+        /// Where on the line they go: this tells which tensor they are of.
+        offset: u64,
+        /// Why.
+        #[source]
+        cause: Box<HostError>,
+    },
+    /// A forked child used what has threads in its parent.
+    #[error(
+        "the staging ring belongs to the process that was forked; make a model of its own in each process"
+    )]
+    Forked,
     /// The target addresses are not usable.
     #[error(transparent)]
     Space(#[from] VmmError),

@@ -24,9 +24,9 @@ pub struct SourceFile {
 /// that moves when a file is renamed or linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
-    pub(crate) device: u64,
-    pub(crate) inode: u64,
-    pub(crate) size: u64,
+    device: u64,
+    inode: u64,
+    size: u64,
     /// The time of the last write, in seconds and nanoseconds.
     written: (i64, i64),
 }
@@ -87,6 +87,10 @@ impl SourceFile {
         }
         let (before, after) = (Bytes(self.identity.size), Bytes(now.size));
         Err(HostError::FileChanged { path: self.path.clone(), before, after })
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.identity
     }
 }
 

@@ -5,7 +5,9 @@ mod claims;
 mod error;
 mod event;
 mod file;
+mod file_system;
 mod limits;
+mod mapped;
 mod maps;
 mod pending_read;
 mod prepared;
@@ -13,19 +15,25 @@ mod ranges;
 mod registered;
 mod slab;
 mod source;
+mod staging;
 mod store;
 mod system;
 mod transfer;
+mod watch;
 
 pub use claims::registered_bytes;
 pub use error::{HostError, Result};
 pub use event::Event;
 pub use file::{FileBytes, SourceFile};
-pub use limits::memory_limit;
+pub use limits::{memory_limit, memory_room, total_memory};
 pub use maps::{HostMaps, MemoryKind};
 pub use pending_read::PendingRead;
 pub use prepared::PreparedCopy;
 pub use registered::{KeepAlive, Registered};
 pub use source::{HostBytes, HostRun, LineRun, SourceBytes, SourceTensor};
-pub use store::{HostLevel, HostStore, HostStoreBuilder, Placed, StepDown, StoreOptions, StoreReport};
+pub use staging::{StagedCopy, StagedJob, StagedStep, StagingLine, StagingOptions, StagingReport, Ticket};
+pub use store::{
+    HostLevel, HostStore, HostStoreBuilder, Levels, Placed, StepDown, StoreOptions, StoreReport,
+};
 pub use transfer::TransferStream;
+pub use watch::{Watch, Work};

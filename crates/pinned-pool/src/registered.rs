@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gpu_driver::{Bytes, Driver, Registration};
 
-use crate::claims::Claim;
+use crate::claims::{Claim, Terms};
 use crate::error::{HostError, Result};
 use crate::system;
 
@@ -51,15 +51,35 @@ impl Registered {
         limit: Option<Bytes>,
         keep: Vec<KeepAlive>,
     ) -> Result<Self> {
+        let terms = Terms { limit, promise: None, is_file: false };
+        // SAFETY: the caller's promise.
+        unsafe { Self::on_terms(driver, address, size, registration, terms, keep) }
+    }
+
+    /// As [`new`](Self::new), counted as `terms` say.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    pub(crate) unsafe fn on_terms(
+        driver: Arc<dyn Driver>,
+        address: *mut u8,
+        size: Bytes,
+        registration: Registration,
+        terms: Terms<'_>,
+        keep: Vec<KeepAlive>,
+    ) -> Result<Self> {
         let (start, page) = (address as u64, system::page_size());
         if size == Bytes::ZERO || !start.is_multiple_of(page) || !size.0.is_multiple_of(page) {
             return Err(HostError::NotWholePages { address: start, size, page: Bytes(page) });
         }
-        let claim = Claim::new(start..start + size.0, limit)?;
+        let claim = Claim::new(start..start + size.0, terms)?;
         // SAFETY: whole pages, checked above; mapped long enough and of a fit kind by the caller's promise, since the
         // keep-alives are dropped only after `unregister_host`.
         let registered = unsafe { driver.register_host(address, size, registration) };
-        registered.map_err(|cause| HostError::Register { address: start, size, cause })?;
+        if let Err(cause) = registered {
+            clear_error(&*driver);
+            return Err(HostError::Register { address: start, size, cause });
+        }
         Ok(Self { driver, address, size, claim: ManuallyDrop::new(claim), keep: ManuallyDrop::new(keep) })
     }
 
@@ -99,6 +119,15 @@ impl Drop for Registered {
         unsafe { ManuallyDrop::drop(&mut self.claim) };
         // SAFETY: as above; the memory is no longer registered.
         unsafe { ManuallyDrop::drop(&mut self.keep) };
+    }
+}
+
+/// Takes whatever error a refused registration left behind, so that no later, innocent call reports it. The driver
+/// interface keeps none of its own; but what lies under it may, and gives it to the next call. A broken device's error is
+/// reported again and again, and is not lost by this.
+fn clear_error(driver: &dyn Driver) {
+    if let Err(pending) = driver.memory_info() {
+        tracing::debug!(%pending, "an error was pending after host page-lock was refused");
     }
 }
 

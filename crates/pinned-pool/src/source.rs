@@ -16,6 +16,7 @@ pub struct SourceTensor {
     pub(crate) id: u32,
     pub(crate) offset: u64,
     pub(crate) bytes: SourceBytes,
+    pub(crate) lock: bool,
 }
 
 /// Where bytes are: in memory, or in a file that is read when they are needed.
@@ -238,7 +239,14 @@ impl fmt::Debug for LineRun {
 impl SourceTensor {
     /// Tensor `id`, whose device bytes begin at `offset` of the line.
     pub fn new(id: u32, offset: u64, bytes: impl Into<SourceBytes>) -> Self {
-        Self { id, offset, bytes: bytes.into() }
+        Self { id, offset, bytes: bytes.into(), lock: true }
+    }
+
+    /// Leaves it where its owner has it, and not page-locked.
+    #[must_use]
+    pub fn unlocked(mut self) -> Self {
+        self.lock = false;
+        self
     }
 }
 

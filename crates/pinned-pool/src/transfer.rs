@@ -61,6 +61,15 @@ impl TransferStream {
         self.handle
     }
 
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// Blocks until everything submitted has run, and lets go of nothing.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        Ok(self.driver.synchronize_stream(self.handle)?)
+    }
+
     /// Makes later work of this stream wait for the event's latest record.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.check_device(event.driver(), "event")?;
@@ -176,11 +185,11 @@ impl TransferStream {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold_space(&self, space: &Arc<AddressSpace>) {
+    pub(crate) fn hold_space(&self, space: &Arc<AddressSpace>) {
         self.lock().spaces.entry(Arc::as_ptr(space) as usize).or_insert_with(|| Arc::clone(space));
     }
 
-    fn check_device(&self, driver: &Arc<dyn Driver>, what: &'static str) -> Result<()> {
+    pub(crate) fn check_device(&self, driver: &Arc<dyn Driver>, what: &'static str) -> Result<()> {
         if std::ptr::addr_eq(Arc::as_ptr(&self.driver), Arc::as_ptr(driver)) {
             return Ok(());
         }

@@ -123,7 +123,7 @@ fn every_kind_of_memory_reaches_the_device() {
             }
             builder.place(&sources).unwrap();
         }
-        let store = builder.finish();
+        let store = builder.finish().unwrap();
         println!("{:?}", store.report());
         let placed: Vec<HostLevel> = (0..id).map(|id| store.placed(id).unwrap().level).collect();
         assert_eq!(placed, levels);
@@ -173,7 +173,7 @@ fn rates_are_printed() {
             let source = SourceTensor::new(index, u64::from(index) * block as u64, HostBytes::of(bytes));
             builder.place(&[source]).unwrap();
         }
-        let store = builder.finish();
+        let store = builder.finish().unwrap();
         let placed = begin.elapsed();
         let runs = store.runs(0..line.0);
         let copy = PreparedCopy::new(&space, &runs).unwrap();

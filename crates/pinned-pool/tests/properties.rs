@@ -109,7 +109,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         builder.place(group).unwrap();
     }
     drop((tensors, sources));
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
 
     let report = store.report().clone();
     prop_assert_eq!(

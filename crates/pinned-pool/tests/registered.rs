@@ -54,7 +54,7 @@ fn memory_is_unregistered_before_it_is_freed() {
     log.lock().unwrap().clear();
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(8 * PAGE), small_options());
     builder.place(&[Part::whole(watched(&rig, 4, &log)).source(0, 0)]).unwrap();
-    drop(builder.finish());
+    drop(builder.finish().unwrap());
     assert_eq!(*log.lock().unwrap(), [(0, Some(Verb::UnregisterHost))]);
     assert_eq!(registered_bytes(), before);
 }
@@ -85,7 +85,7 @@ fn a_refused_registration_leaves_nothing() {
     let region = Region::anonymous(4, 1).share();
     rig.fail_ahead(Verb::RegisterHost, &[0]);
     let refused = register(&rig, Arc::clone(&region), 4, None).unwrap_err();
-    assert!(refused.to_string().contains("page-locking 16.00 KiB"), "{refused}");
+    assert!(refused.to_string().contains("host page-lock of 16.00 KiB"), "{refused}");
     assert_eq!((registered_bytes(), Arc::strong_count(&region)), (before, 1));
 
     let misaligned = || {
@@ -117,7 +117,7 @@ fn registered_bytes_are_counted_over_all_stores_and_limited() {
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(4 * PAGE), options);
     builder.place(&[parts[0].source(0, 0)]).unwrap();
     builder.place(&[parts[1].source(1, 2 * PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     let levels = [0, 1].map(|id| store.placed(id).unwrap().level);
     assert_eq!(levels, [HostLevel::InPlace, HostLevel::Pageable]);
     assert_eq!(store.report().step_downs.len(), 2);

@@ -87,6 +87,12 @@ impl Driver for Nothing {
     fn is_capturing(&self, _: StreamHandle) -> Result<bool> {
         Ok(false)
     }
+    fn create_timer(&self) -> Result<EventHandle> {
+        self.create_event()
+    }
+    fn elapsed(&self, _: EventHandle, _: EventHandle) -> Result<Option<f64>> {
+        Ok(None)
+    }
     fn create_event(&self) -> Result<EventHandle> {
         Ok(EventHandle(self.handle()))
     }
@@ -132,6 +138,7 @@ fn a_steady_step_allocates_nothing() {
         total_memory: Bytes::mib(64),
         granularity: Bytes::kib(64),
         driver_version: 0,
+        kernel_driver: None,
         read_only_registration: true,
         batch_copies: true,
     };

@@ -20,7 +20,7 @@ fn levels(store: &HostStore, count: u32) -> Vec<HostLevel> {
 fn place_one(rig: &Rig, part: &Part, options: StoreOptions) -> HostStore {
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options);
     builder.place(&[part.source(0, 512)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     let runs = store.runs(0..LINE);
     let device = upload(rig, 0..LINE, &runs);
     let expected = part.expected();
@@ -65,7 +65,7 @@ fn by_default_less_than_32_mib_is_copied() {
     // Kept apart, or the kernel might lay them side by side.
     builder.place(&[short.source(0, 0)]).unwrap();
     builder.place(&[long.source(1, 32 << 20)]).unwrap();
-    assert_eq!(levels(&builder.finish(), 2), [HostLevel::Slab, HostLevel::InPlace]);
+    assert_eq!(levels(&builder.finish().unwrap(), 2), [HostLevel::Slab, HostLevel::InPlace]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_vector_is_copied_and_may_be_dropped_at_once() {
     assert_eq!(placed[0].level, HostLevel::Pageable, "registered once the store is finished");
     assert_eq!(Arc::strong_count(&vector), 1);
     drop(vector);
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(levels(&store, 1), [HostLevel::Slab]);
     assert_eq!(store.bytes_of(0).unwrap().as_slice(), bytes);
 }
@@ -102,7 +102,7 @@ fn tensors_that_share_pages_are_registered_once() {
     let sources: Vec<_> =
         parts.iter().zip(0u32..).map(|(part, id)| part.source(id, u64::from(id) * 8 * PAGE)).collect();
     builder.place(&sources).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(levels(&store, 3), [HostLevel::InPlace; 3]);
     let report = store.report();
     assert_eq!((report.registrations, report.registered), (1, Bytes(4 * PAGE)));
@@ -120,7 +120,7 @@ fn a_tensor_with_a_page_that_an_earlier_group_registered_is_copied() {
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), small_options());
     builder.place(&[one.source(0, 0)]).unwrap();
     builder.place(&[two.source(1, 16 * PAGE), view.source(2, 32 * PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(levels(&store, 3), [HostLevel::InPlace, HostLevel::Slab, HostLevel::InPlace]);
     assert_eq!(store.report().registered, Bytes(4 * PAGE + 5 * PAGE));
     assert!(store.report().step_downs.is_empty(), "no refusal: it was never a candidate");
@@ -134,8 +134,9 @@ fn a_tensor_with_a_page_that_an_earlier_group_registered_is_copied() {
 #[test]
 fn a_slab_is_registered_at_once_and_in_parts_if_that_is_refused() {
     let options = StoreOptions { slab_only: true, ..small_options() };
-    // Refused never, as a whole, and from the second part on. Parts of eight pages hold two tensors of three.
-    let cases = [(vec![], 1, 9), (vec![0], 5, 9), (vec![0, 2], 1, 2)];
+    // Refused never, as a whole, the second part once more, and from the second part on. Parts of eight pages hold two
+    // tensors of three, smaller ones one.
+    let cases = [(vec![], 1, 9), (vec![0], 5, 9), (vec![0, 2], 8, 9), (vec![0, 2, 3, 4], 1, 2)];
     for (refused, registrations, right) in cases {
         let rig = Rig::eager();
         let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options.clone());
@@ -145,7 +146,7 @@ fn a_slab_is_registered_at_once_and_in_parts_if_that_is_refused() {
             assert_eq!(rig.host.counters().registrations_alive, 0);
         }
         rig.fail_ahead(Verb::RegisterHost, &refused);
-        let store = builder.finish();
+        let store = builder.finish().unwrap();
         assert_eq!(store.report().registrations, registrations);
         let expected: Vec<_> =
             (0..9).map(|id| if id < right { HostLevel::Slab } else { HostLevel::Pageable }).collect();
@@ -195,7 +196,7 @@ fn a_refused_registration_steps_down_and_says_so_once() {
     for (part, id) in parts.iter().zip(0u32..) {
         builder.place(&[part.source(id, u64::from(id) * 4 * PAGE)]).unwrap();
     }
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(levels(&store, 3), [HostLevel::Pageable, HostLevel::Pageable, HostLevel::InPlace]);
     let report = store.report();
     let steps: Vec<_> = report.step_downs.iter().map(|step| (step.from, step.to, step.times)).collect();
@@ -224,7 +225,7 @@ fn a_unit_in_the_slab_is_one_run_padding_included() {
     builder.place(&sources).unwrap();
     let far = Part::whole(Region::anonymous(1, 2));
     builder.place(&[far.source(3, 40 * PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
 
     let whole = store.runs(0..LINE);
     assert_eq!(whole.len(), 2, "{whole:?}");
@@ -258,7 +259,7 @@ fn sources_are_let_go_group_by_group() {
         drop(parts);
         assert_eq!(held.bytes(), 0, "nothing of a group is held once it is copied");
     }
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(store.report().slab, Bytes(40 * PAGE));
     for id in 0..10 {
         let expected: Vec<u8> = (0..4 * PAGE).map(|at| common::pattern(u64::from(id), at)).collect();
@@ -276,7 +277,7 @@ fn host_bytes_outlive_the_store_and_its_registration() {
     builder.place(&[stays.source(0, 0), moves.source(1, 8 * PAGE)]).unwrap();
     let expected = [stays.expected(), moves.expected()];
     drop((stays, moves));
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(held.bytes(), 4 * PAGE);
     let bytes = [0, 1].map(|id| store.bytes_of(id).unwrap().clone());
     drop(store);
@@ -311,7 +312,7 @@ fn wrong_groups_are_refused_whole() {
     }
     assert_eq!(rig.faulty.calls(Verb::RegisterHost), registered);
     builder.place(&[other().source(1, 8 * PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(store.report().in_place, Bytes(8 * PAGE));
     assert!(store.placed(2).is_none());
 }
@@ -325,7 +326,7 @@ fn empty_tensors_take_no_room() {
     let placed = builder.place(&[empty(1, 0), part.source(0, 0), empty(2, 0), empty(3, 4 * PAGE)]).unwrap();
     assert_eq!(placed.iter().map(|placed| placed.id).collect::<Vec<_>>(), [1, 0, 2, 3]);
     builder.place(&[empty(4, PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert!(store.bytes_of(2).unwrap().as_slice().is_empty());
     assert_eq!(store.runs(0..4 * PAGE).len(), 1);
     assert_eq!(store.runs(PAGE..4 * PAGE).len(), 1);
@@ -339,7 +340,12 @@ fn a_hole_of_the_line_is_no_padding() {
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options);
     let part = Part::new(&region, 0..512);
     builder.place(&[part.source(0, 0), part.source(1, 512), part.source(2, 1536)]).unwrap();
-    let runs: Vec<(u64, u64)> =
-        builder.finish().runs(0..LINE).iter().map(|run| (run.offset(), run.bytes().size().0)).collect();
+    let runs: Vec<(u64, u64)> = builder
+        .finish()
+        .unwrap()
+        .runs(0..LINE)
+        .iter()
+        .map(|run| (run.offset(), run.bytes().size().0))
+        .collect();
     assert_eq!(runs, [(0, 1024), (1536, 512)]);
 }

@@ -46,7 +46,7 @@ fn a_stranger_on_the_pages_of_tensors_is_copied_while_the_store_lives() {
     let options = StoreOptions { min_in_place: Bytes(8 * PAGE), ..small_options() };
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options);
     builder.place(&[parts[0].source(0, 512), parts[1].source(1, 40 * PAGE)]).unwrap();
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     let strangers = [0..first.start, first.end..second.start, second.end..12 * PAGE];
     for stranger in strangers.into_iter().chain(std::iter::once(PAGE..first.start)) {
         copy_there_and_back(&rig, &Part::new(&region, stranger));
@@ -70,7 +70,7 @@ fn large_allocations_with_a_header_are_one_run_each() {
     for (part, id) in parts.iter().zip(0u32..) {
         builder.place(&[part.source(id, u64::from(id) * size)]).unwrap();
     }
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
     assert_eq!(store.runs(0..LINE).len(), 4);
     assert_eq!(store.runs(size + 5..3 * size - 5).len(), 2);
     let report = store.report();
@@ -153,7 +153,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     for group in sources[..packed].chunks(case.group).chain(sources[packed..].chunks(1)) {
         builder.place(group).unwrap();
     }
-    let store = builder.finish();
+    let store = builder.finish().unwrap();
 
     // No page with a stranger's byte is registered, nor one that a tensor in the slab left behind.
     let mut full = vec![false; pages as usize];

@@ -13,6 +13,8 @@
 //! capsule if nobody took the tensor out of it. Freeing it drops the lease, which is what keeps the addresses valid.
 #![expect(unsafe_code, reason = "DLPack is a C structure passed by pointer")]
 
+mod memory;
+
 use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,6 +23,8 @@ use std::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use weightstream::{AddressSpace, Bytes, DeviceAddress, DeviceKind, HostBytes};
+
+pub(crate) use memory::{bytes, bytes_mut, mapped_capsule};
 
 /// The name of a capsule whose tensor nobody has taken yet; the consumer renames it.
 const UNUSED: &CStr = c"dltensor";

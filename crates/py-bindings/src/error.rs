@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use weightstream::{DriverError, EngineError, Error, PlanError};
@@ -13,6 +14,8 @@ pub(crate) enum Class {
     Model,
     Device,
     State,
+    Checkpoint,
+    Cancelled,
     Internal,
 }
 
@@ -23,6 +26,8 @@ impl Class {
             Self::Model => "ModelError",
             Self::Device => "DeviceError",
             Self::State => "StateError",
+            Self::Checkpoint => "CheckpointError",
+            Self::Cancelled => "LoadingCancelled",
             Self::Internal => "InternalError",
         }
     }
@@ -60,6 +65,13 @@ impl From<Error> for Failure {
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
         Self::new(Class::Device, error.to_string())
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        let cancelled = matches!(error, CheckpointError::Cancelled);
+        Self::new(if cancelled { Class::Cancelled } else { Class::Checkpoint }, error.to_string())
     }
 }
 
@@ -120,6 +132,9 @@ mod tests {
         assert_eq!(class(EngineError::Closed.into()), Class::State);
         assert_eq!(class(DriverError::LibraryMissing.into()), Class::Device);
         assert_eq!(class(EngineError::Internal { what: "w" }.into()), Class::Internal);
+        assert_eq!(Failure::from(CheckpointError::Cancelled).class, Class::Cancelled);
+        let folder = CheckpointError::NotAFile { path: "p".into() };
+        assert_eq!(Failure::from(folder).class, Class::Checkpoint);
         assert_eq!(class(Error::NoSuchTensor { tensor: 1, count: 1 }), Class::Internal);
     }
 

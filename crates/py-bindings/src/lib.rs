@@ -1,16 +1,21 @@
 #![doc = include_str!("../README.md")]
-//! The Python module `weightstream._native`: a thin mirror of the Rust facade. It converts and decides nothing.
+//! The Python module `weightstream._native`: a thin mirror of the Rust facade. It converts and decides nothing,
+//! but for `Turns`, which opens and closes a unit's turn around a forward: as Python that costs several times as much.
 //!
 //! Every class is frozen, with locks inside, so that it is sound from any thread. No panic crosses into Python: each
 //! call is guarded, and an error is raised as a class of `weightstream.errors`. What each class and function means is
 //! said once, in `_native.pyi` beside the package.
 
+mod checkpoint;
 mod device;
 mod dlpack;
 mod error;
 mod offloader;
 mod plan;
 mod process;
+mod saving;
+mod turns;
+mod watched;
 
 use pyo3::prelude::*;
 
@@ -21,5 +26,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<offloader::Offloader>()?;
     module.add_class::<offloader::Hold>()?;
+    module.add_class::<turns::Turns>()?;
+    module.add_class::<checkpoint::Checkpoint>()?;
+    module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(saving::save, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }

@@ -17,20 +17,20 @@ use crate::process::OfProcess;
 #[pyclass(frozen, module = "weightstream._native")]
 #[derive(Debug)]
 pub(crate) struct Offloader {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+pub(crate) struct Inner {
     /// Empty once closed: dropping the facade unlocks host memory.
     facade: RwLock<Option<OfProcess<Facade>>>,
     /// Whether entering and leaving wait.
-    waits: bool,
+    pub(crate) waits: bool,
 }
 
 impl Inner {
     /// Runs `call` on the facade, with the interpreter released if `waits`.
-    fn with<T: Send>(
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
         waits: bool,

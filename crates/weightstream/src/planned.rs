@@ -65,7 +65,7 @@ impl PlannedOffloader {
     /// A tensor that was not handed over, or a driver that refuses. Everything taken is given back then.
     pub fn start(self) -> Result<Offloader> {
         let reader = self.driver.device_info().ordinal;
-        let store = Arc::new(StoreSource { store: self.store.finish(), reader });
+        let store = Arc::new(StoreSource { store: self.store.finish()?, reader });
         let missing = || (0..self.names.len()).filter(|&id| store.store.source_of(id as u32).is_none());
         if let Some(first) = missing().next() {
             let first = self.names[first].clone();

@@ -47,6 +47,7 @@ pub enum GgmlType {
     MXFP4,
     NVFP4,
     Q1_0,
+    Q2_0,
 }
 
 /// What the table says of one type: the type, its number in files, its name, elements and bytes of a block.
@@ -88,6 +89,7 @@ const TABLE: &[Row] = &[
     (GgmlType::MXFP4, 39, "MXFP4", 32, 1 + 16),
     (GgmlType::NVFP4, 40, "NVFP4", 64, 4 + 32),
     (GgmlType::Q1_0, 41, "Q1_0", 128, 2 + 16),
+    (GgmlType::Q2_0, 42, "Q2_0", 64, 2 + 16),
 ];
 
 /// Numbers that ggml once gave out and took back; their files must be converted again.
@@ -207,9 +209,9 @@ mod tests {
         for (number, name) in REMOVED {
             assert_eq!(GgmlType::from_number(*number), None, "{name}");
         }
-        let known = (0..=41).filter(|&n| GgmlType::from_number(n).is_some()).count();
-        assert_eq!(known + REMOVED.len(), 42, "every number up to the last is one or the other");
-        assert_eq!(GgmlType::from_number(42), None);
+        let known = (0..=42).filter(|&n| GgmlType::from_number(n).is_some()).count();
+        assert_eq!(known + REMOVED.len(), 43, "every number up to the last is one or the other");
+        assert_eq!(GgmlType::from_number(43), None);
     }
 
     #[test]

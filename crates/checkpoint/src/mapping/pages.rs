@@ -97,7 +97,10 @@ mod tests {
             buffer.fill(0xff);
             Ok(())
         };
-        assert_eq!(runs(&(5..10 * (2 * ENTRIES + 7)), 10, all).unwrap(), [5..10 * (2 * ENTRIES + 7)]);
+        assert_eq!(
+            runs(&(5..10 * (2 * ENTRIES + 7)), 10, all).unwrap(),
+            [Range { start: 5, end: 10 * (2 * ENTRIES + 7) }]
+        );
     }
 
     #[test]

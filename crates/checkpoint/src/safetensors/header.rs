@@ -36,6 +36,15 @@ pub(super) fn parse<R: Read>(
         .run()
 }
 
+/// The fields of a tensor.
+#[derive(Clone, Copy)]
+enum Field {
+    Dtype,
+    Shape,
+    Offsets,
+    Unknown,
+}
+
 struct Parser<'a, R> {
     scanner: Scanner<R>,
     limits: &'a Limits,
@@ -52,7 +61,10 @@ impl<R: Read> Parser<'_, R> {
         match self.scanner.token()? {
             Some(0xEF) => return Err(HeaderProblem::ByteOrderMark),
             Some(b'{') => self.scanner.expect(b'{', "")?,
-            _ => return Ok(self.scanner.fault("is not the `{` that a header opens with")?),
+            Some(other) => {
+                return Err(HeaderProblem::Opening { at: self.scanner.position(), found: char::from(other) });
+            }
+            None => return Ok(self.scanner.fault("is its end; it has nothing but white space")?),
         }
         let mut first = true;
         while self.scanner.next_member(b'}', first)? {
@@ -115,27 +127,33 @@ impl<R: Read> Parser<'_, R> {
         if self.parsed.tensors.len() == self.limits.max_tensors {
             return Ok(self.scanner.limit("tensors", self.limits.max_tensors)?);
         }
-        if self.scanner.kind()? != Kind::Object {
-            return Err(HeaderProblem::TensorKind { tensor });
+        let kind = self.scanner.kind()?;
+        if kind != Kind::Object {
+            return Err(HeaderProblem::TensorKind { tensor, found: kind.name() });
         }
         self.scanner.expect(b'{', "")?;
         let (mut dtype, mut shape, mut offsets) = (None, false, None);
         let mut first = true;
         while self.scanner.next_member(b'}', first)? {
             first = false;
-            let field = self.scanner.key(self.limits.max_name, "bytes in a name")?;
+            let field = match self.scanner.key_in_place(self.limits.max_name, "bytes in a name")? {
+                "dtype" => Field::Dtype,
+                "shape" => Field::Shape,
+                "data_offsets" => Field::Offsets,
+                _ => Field::Unknown,
+            };
             let twice = |field| Err(HeaderProblem::DuplicateField { tensor: tensor.clone(), field });
-            match field.as_str() {
-                "dtype" if dtype.is_some() => return twice("dtype"),
-                "shape" if shape => return twice("shape"),
-                "data_offsets" if offsets.is_some() => return twice("data_offsets"),
-                "dtype" => dtype = Some(self.dtype(&tensor)?),
-                "shape" => {
+            match field {
+                Field::Dtype if dtype.is_some() => return twice("dtype"),
+                Field::Shape if shape => return twice("shape"),
+                Field::Offsets if offsets.is_some() => return twice("data_offsets"),
+                Field::Dtype => dtype = Some(self.dtype(&tensor)?),
+                Field::Shape => {
                     self.shape(&tensor)?;
                     shape = true;
                 }
-                "data_offsets" => offsets = Some(self.offsets(&tensor)?),
-                _ => self.scanner.skip()?,
+                Field::Offsets => offsets = Some(self.offsets(&tensor)?),
+                Field::Unknown => self.scanner.skip()?,
             }
         }
         let missing = |field| HeaderProblem::MissingField { tensor: tensor.clone(), field };
@@ -151,9 +169,7 @@ impl<R: Read> Parser<'_, R> {
     }
 
     fn dtype(&mut self, tensor: &str) -> Result<::safetensors::Dtype, HeaderProblem> {
-        if self.scanner.kind()? != Kind::Text {
-            return Err(wrong_kind(tensor, "dtype", "a type's name"));
-        }
+        self.kind(Kind::Text, tensor, "dtype", "a type's name")?;
         let name = self.scanner.text(MAX_DTYPE, "bytes in a type's name")?;
         dtype_from_name(&name).ok_or_else(|| HeaderProblem::Dtype { tensor: tensor.to_owned(), dtype: name })
     }
@@ -179,34 +195,41 @@ impl<R: Read> Parser<'_, R> {
 
     fn offsets(&mut self, tensor: &str) -> Result<std::ops::Range<u64>, HeaderProblem> {
         self.open_list(tensor, "data_offsets")?;
-        let wrong = || HeaderProblem::OffsetCount { tensor: tensor.to_owned() };
+        let wrong = |more| HeaderProblem::OffsetCount { tensor: tensor.to_owned(), more };
         let mut found = [0; 2];
         let mut count = 0;
         while self.scanner.next_member(b']', count == 0)? {
             let offset = self.unsigned(tensor, "data_offsets")?;
-            *found.get_mut(count).ok_or_else(wrong)? = offset;
+            *found.get_mut(count).ok_or_else(|| wrong(true))? = offset;
             count += 1;
         }
-        if count == found.len() { Ok(found[0]..found[1]) } else { Err(wrong()) }
+        if count == found.len() { Ok(found[0]..found[1]) } else { Err(wrong(false)) }
     }
 
     fn open_list(&mut self, tensor: &str, field: &'static str) -> Result<(), HeaderProblem> {
-        if self.scanner.kind()? != Kind::List {
-            return Err(wrong_kind(tensor, field, "a list of integers"));
-        }
+        self.kind(Kind::List, tensor, field, "a list of integers")?;
         Ok(self.scanner.expect(b'[', "")?)
     }
 
     fn unsigned(&mut self, tensor: &str, field: &'static str) -> Result<u64, HeaderProblem> {
-        if self.scanner.kind()? != Kind::Number {
-            return Err(wrong_kind(tensor, field, "a list of integers"));
-        }
+        self.kind(Kind::Number, tensor, field, "a list of integers only")?;
         let number = self.scanner.number()?;
-        let wrong = || HeaderProblem::Number { tensor: tensor.to_owned(), field, number: number.clone() };
-        number.parse().map_err(|_| wrong())
+        let wrong = |_| HeaderProblem::Number { tensor: tensor.to_owned(), field, number: number.to_owned() };
+        number.parse().map_err(wrong)
     }
-}
 
-fn wrong_kind(tensor: &str, field: &'static str, wanted: &'static str) -> HeaderProblem {
-    HeaderProblem::FieldKind { tensor: tensor.to_owned(), field, wanted }
+    /// Refuses a field whose value is not of the kind it must be.
+    fn kind(
+        &mut self,
+        due: Kind,
+        tensor: &str,
+        field: &'static str,
+        wanted: &'static str,
+    ) -> Result<(), HeaderProblem> {
+        let found = self.scanner.kind()?;
+        if found == due {
+            return Ok(());
+        }
+        Err(HeaderProblem::FieldKind { tensor: tensor.to_owned(), field, found: found.name(), wanted })
+    }
 }

@@ -36,6 +36,9 @@ pub enum HeaderProblem {
     /// It opens with a mark that JSON does not allow.
     #[error("its header opens with a UTF-8 byte order mark, which JSON does not allow")]
     ByteOrderMark,
+    /// It opens with something else than JSON's mark of an object.
+    #[error("its header opens with {found:?} at byte {at}, instead of `{{`")]
+    Opening { at: u64, found: char },
     /// Something that is no UTF-8.
     #[error("byte {at} of its header is not UTF-8")]
     NotUtf8 { at: u64 },
@@ -69,8 +72,8 @@ pub enum HeaderProblem {
     )]
     MetadataValue { key: String },
     /// A tensor that is described by something else than an object.
-    #[error("tensor {tensor:?} is not described by an object")]
-    TensorKind { tensor: String },
+    #[error("tensor {tensor:?} is described by {found} instead of an object")]
+    TensorKind { tensor: String, found: &'static str },
     /// One field twice.
     #[error("tensor {tensor:?} has the field `{field}` twice")]
     DuplicateField { tensor: String, field: &'static str },
@@ -81,8 +84,8 @@ pub enum HeaderProblem {
     #[error("tensor {tensor:?} is of the unknown type {dtype:?}")]
     Dtype { tensor: String, dtype: String },
     /// A field that is of the wrong kind.
-    #[error("tensor {tensor:?} has something other than {wanted} in its field `{field}`")]
-    FieldKind { tensor: String, field: &'static str, wanted: &'static str },
+    #[error("tensor {tensor:?} has {found} in its field `{field}`, where {wanted} is due")]
+    FieldKind { tensor: String, field: &'static str, found: &'static str, wanted: &'static str },
     /// A number that is negative, broken, or beyond 64 bits.
     #[error(
         "tensor {tensor:?} has {number} in its field `{field}`, where an integer from 0 to 2^64 - 1 is due"
@@ -95,8 +98,8 @@ pub enum HeaderProblem {
     #[error("tensor {tensor:?} has more than {limit} dimensions")]
     Rank { tensor: String, limit: usize },
     /// Not two offsets.
-    #[error("tensor {tensor:?} does not have exactly two `data_offsets`")]
-    OffsetCount { tensor: String },
+    #[error("tensor {tensor:?} has {} than two `data_offsets`", if *more { "more" } else { "fewer" })]
+    OffsetCount { tensor: String, more: bool },
     /// Offsets the wrong way round.
     #[error("tensor {tensor:?} ends at data byte {end}, before its start at {start}")]
     Reversed { tensor: String, start: u64, end: u64 },

@@ -75,8 +75,12 @@ impl Target {
         })
     }
 
-    /// Takes the room, where the file system can.
+    /// Takes the room, where the file system can. Asks for it first: taking what is not there would fill the disk for a
+    /// moment.
     fn reserve(&self) -> Result<()> {
+        if self.free().is_some_and(|free| free < self.size) {
+            return Err(self.failed(Errno::NOSPC.into()));
+        }
         if self.size == 0 {
             return Ok(());
         }
@@ -87,9 +91,16 @@ impl Target {
                     return Err(self.failed(error.into()));
                 }
                 // Done, or not to be done on this file system.
-                Ok(()) | Err(_) => return Ok(()),
+                Ok(()) | Err(_) => break,
             }
         }
+        Ok(())
+    }
+
+    /// Bytes free for this file, if its file system tells.
+    fn free(&self) -> Option<u64> {
+        let found = rustix::fs::fstatvfs(&self.file).ok().filter(|found| found.f_blocks > 0)?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
     }
 
     /// The error for a write that the system failed.
@@ -97,9 +108,7 @@ impl Target {
         let path = self.path.clone();
         match Errno::from_io_error(&source) {
             Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-                let free = rustix::fs::fstatvfs(&self.file).ok();
-                let free = free.map(|found| found.f_bavail.saturating_mul(found.f_frsize));
-                CheckpointError::NoRoom { path, needed: self.size, free, source }
+                CheckpointError::NoRoom { path, needed: self.size, free: self.free(), source }
             }
             _ => CheckpointError::Io { act: "write", path, source },
         }
@@ -146,5 +155,59 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::OPNOTSUPP)) => Ok(()),
         done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failure is the test's")]
+
+    use std::env;
+    use std::process::Command;
+
+    use super::*;
+
+    /// The body of the next test, in a process of its own whose files may have 1 MiB at most. Alone, it sees no limit.
+    #[test]
+    fn a_write_beyond_the_limit_of_a_process() {
+        let limits = fs::read_to_string("/proc/self/limits").unwrap();
+        let limit = limits.lines().find_map(|line| line.strip_prefix("Max file size")).unwrap();
+        let limited = !limit.trim_start().starts_with("unlimited");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        fs::write(&path, "old").unwrap();
+        let target = Target::create(&path, 0).unwrap();
+        target.write_at(0, &vec![1; 1 << 10]).unwrap();
+        let written = target.write_at(1 << 10, &vec![1; 8 << 20]);
+        if limited {
+            let error = written.unwrap_err();
+            assert!(matches!(error, CheckpointError::NoRoom { .. }), "{error}");
+            let error = Target::create(&path, 8 << 20).unwrap_err();
+            assert!(matches!(error, CheckpointError::NoRoom { needed: 0x0080_0000, .. }), "{error}");
+        } else {
+            written.unwrap();
+        }
+        drop(target);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn a_full_disk_in_the_middle_leaves_what_was_there() {
+        // The signal that comes with the limit is ignored; the shell can do that without unsafe code.
+        let script = r#"trap "" XFSZ; ulimit -f 1024; exec "$0" --exact "$1""#;
+        let name = "writer::target::tests::a_write_beyond_the_limit_of_a_process";
+        let child =
+            Command::new("sh").args(["-c", script]).arg(env::current_exe().unwrap()).arg(name).output();
+        let child = child.unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    fn a_bare_name_is_in_the_current_folder() {
+        assert_eq!(folder(Path::new("model.safetensors")), Path::new("."));
+        assert_eq!(folder(Path::new("/model.safetensors")), Path::new("/"));
+        assert_eq!(folder(Path::new("a/b")), Path::new("a"));
     }
 }

@@ -31,6 +31,7 @@ use cudarc::driver::sys::{
 };
 
 use crate::error::Result;
+use crate::platform;
 use crate::types::{Bytes, DeviceInfo, DeviceKind, DeviceOrdinal};
 use api::Api;
 use context::Context;
@@ -99,6 +100,7 @@ impl CudaDriver {
             total_memory: found.total_memory,
             granularity,
             driver_version: version,
+            kernel_driver: platform::kernel_driver(),
             read_only_registration: found.read_only_registration,
             batch_copies: api.memcpy_batch.is_some(),
         };

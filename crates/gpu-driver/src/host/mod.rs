@@ -86,6 +86,7 @@ impl HostDriver {
                 total_memory: options.total,
                 granularity: options.granularity,
                 driver_version: 0,
+                kernel_driver: None,
                 read_only_registration: true,
                 batch_copies: true,
             },

@@ -1,10 +1,10 @@
 //! Which host memory is registered. Nothing is locked: the emulator only keeps the rules that the real driver has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{DriverError, Result};
 use crate::platform;
-use crate::types::Bytes;
+use crate::types::{Bytes, Registration};
 
 /// The real driver's answer to registering a range twice.
 const ALREADY_REGISTERED: u32 = 712;
@@ -13,6 +13,8 @@ const ALREADY_REGISTERED: u32 = 712;
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
     ranges: BTreeMap<u64, Bytes>,
+    /// Those of memory that may not be written.
+    read_only: BTreeSet<u64>,
 }
 
 impl Registrations {
@@ -29,7 +31,7 @@ impl Registrations {
         found.map(|(at, size)| (*at, *size)).filter(move |(at, size)| at + size.0 > start)
     }
 
-    pub(super) fn add(&mut self, start: u64, size: Bytes) -> Result<()> {
+    pub(super) fn add(&mut self, start: u64, size: Bytes, registration: Registration) -> Result<()> {
         let page = platform::page_size();
         let whole_pages = start.is_multiple_of(page.0) && size.0.is_multiple_of(page.0);
         if start == 0 || size == Bytes::ZERO || !whole_pages || start.checked_add(size.0).is_none() {
@@ -47,6 +49,9 @@ impl Registrations {
             });
         }
         self.ranges.insert(start, size);
+        if registration == Registration::ReadOnly {
+            self.read_only.insert(start);
+        }
         Ok(())
     }
 
@@ -57,6 +62,12 @@ impl Registrations {
 
     pub(super) fn remove(&mut self, start: u64) {
         self.ranges.remove(&start);
+        self.read_only.remove(&start);
+    }
+
+    /// Whether `start` lies in memory that was registered as read-only, such as a file's.
+    pub(super) fn is_read_only(&self, start: u64) -> bool {
+        self.touching(start, Bytes(1)).any(|(at, _)| self.read_only.contains(&at))
     }
 
     /// Refuses host memory that is registered only in part, as the real driver does.

@@ -226,9 +226,9 @@ impl Driver for HostDriver {
         Ok(())
     }
 
-    unsafe fn register_host(&self, address: *mut u8, size: Bytes, _registration: Registration) -> Result<()> {
+    unsafe fn register_host(&self, address: *mut u8, size: Bytes, registration: Registration) -> Result<()> {
         self.calls.add(Verb::RegisterHost);
-        self.tables().registrations.add(address.addr() as u64, size)
+        self.tables().registrations.add(address.addr() as u64, size, registration)
     }
 
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {
@@ -262,7 +262,8 @@ impl Driver for HostDriver {
             tables.memory.check_usable(call, copy.target, copy.size)?;
             let source = copy.source.expose_provenance();
             tables.registrations.check_source(call, source as u64, copy.size)?;
-            works.push(self.transfer(Action::ToDevice { target: copy.target.0, source }, copy.size));
+            let guarded = tables.registrations.is_read_only(source as u64);
+            works.push(self.transfer(Action::ToDevice { target: copy.target.0, source, guarded }, copy.size));
         }
         self.bytes_to_device.add(works.iter().map(|work| work.size).sum());
         self.submit(tables, stream, works);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::host::queue::{Share, Work};
 use crate::host::rng::Rng;
+use crate::platform;
 use crate::types::{Bytes, DeviceAddress};
 
 /// The most pieces one copy is shuffled in.
@@ -52,8 +53,8 @@ impl Link {
 /// What a piece of work does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Host bytes to a device address.
-    ToDevice { target: u64, source: usize },
+    /// Host bytes to a device address; guarded if they may be a file's that is cut short, which would end the process.
+    ToDevice { target: u64, source: usize, guarded: bool },
     /// Device bytes to a host address.
     ToHost { target: usize, source: u64 },
     /// One value to a device address.
@@ -96,7 +97,24 @@ impl Transfer {
     fn piece(&self, piece: &Range<u64>) {
         let (offset, count) = (piece.start as usize, (piece.end - piece.start) as usize);
         let (target, source) = match self.action {
-            Action::ToDevice { target, source } => (target as usize, source),
+            Action::ToDevice { target, source, guarded: true } => {
+                let target: *mut u8 = ptr::with_exposed_provenance_mut(target as usize + offset);
+                // SAFETY: as for the fill below; every byte of device memory is some byte.
+                let target = unsafe { std::slice::from_raw_parts_mut(target, count) };
+                let done = platform::read_guarded(source + offset, target);
+                if done < count {
+                    // A GPU still has the old bytes; here they are gone, and nothing may look as if it had been copied.
+                    tracing::error!(
+                        address = source + offset,
+                        done,
+                        count,
+                        "registered memory has gone: read as 0xFF"
+                    );
+                    target[done..].fill(0xFF);
+                }
+                return;
+            }
+            Action::ToDevice { target, source, .. } => (target as usize, source),
             Action::ToHost { target, source } => (target, source as usize),
             Action::Fill { target, value } => {
                 let target: *mut u8 = ptr::with_exposed_provenance_mut(target as usize + offset);

@@ -3,51 +3,79 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use gpu_driver::{Bytes, Driver, Registration};
+use gpu_driver::{Bytes, Driver};
 use rayon::ThreadPool;
 
 use super::check::check;
+use super::files::{Files, Mapped, Request};
 use super::in_place::{Candidate, candidates, may_stay};
-use super::pieces::pieces;
+use super::ladder::{Cut, Ladder};
+use super::registrar::{Pages, Registrar};
 use super::report::{HostLevel, Placed, StoreReport};
-use super::{Home, HostStore, Place, Places, StoreOptions};
-use crate::error::Result;
-use crate::limits::memory_limit;
+use super::slab_lock::SlabLock;
+use super::{Home, HostStore, Levels, Place, Places, StoreOptions};
+use crate::error::{HostError, Result};
+use crate::file::FileBytes;
+use crate::limits::{memory_limit, memory_room};
 use crate::maps::HostMaps;
-use crate::ranges::Ranges;
 use crate::registered::{KeepAlive, Registered};
 use crate::slab::{Fill, Slab, fill_threads};
 use crate::source::{HostBytes, SourceBytes, SourceTensor};
-use crate::system;
-
-/// The most that is registered in one call: drivers refuse 512 GiB.
-const LONGEST: u64 = 64 << 30;
-
-/// How many times as long as wanted a piece may be so that no tensor is cut.
-const STRETCH: u64 = 4;
+use crate::watch::Watch;
 
 /// A [`HostStore`] being filled.
+///
+/// Dropped after the work was ended by its [`Watch`], it gives memory back on a thread of its own, so that its caller goes on
+/// at once.
 #[derive(Debug)]
 pub struct HostStoreBuilder {
-    driver: Arc<dyn Driver>,
     line: Bytes,
     options: StoreOptions,
+    levels: Levels,
+    registrar: Registrar,
     places: Places,
+    files: Files,
+    /// How tensors are registered where they are.
+    ladder: Ladder,
+    slab: SlabLock,
     report: StoreReport,
-    threads: Option<ThreadPool>,
+    threads: Option<Arc<ThreadPool>>,
+    cancelled: bool,
+}
+
+/// What happens to each tensor of a group.
+struct Group<'a> {
+    sources: &'a [SourceTensor],
+    homes: Vec<Option<Home>>,
+    registered: Vec<Arc<Registered>>,
 }
 
 impl HostStoreBuilder {
-    pub(super) fn new(driver: Arc<dyn Driver>, line: Bytes, mut options: StoreOptions) -> Self {
-        options.register_limit = options.register_limit.or_else(memory_limit);
+    pub(super) fn new(driver: Arc<dyn Driver>, line: Bytes, options: StoreOptions) -> Self {
+        let limit = options.register_limit.or_else(memory_limit);
+        let registrar = Registrar { driver, limit, watch: Watch::new() };
+        let ladder = || Ladder::new(options.piece, options.chunk);
         Self {
-            driver,
             line,
-            options,
+            levels: options.allowed(),
+            slab: SlabLock::new(registrar.clone(), ladder(), options.piece),
+            ladder: ladder(),
+            registrar,
             places: Places::default(),
+            files: Files::default(),
             report: StoreReport::default(),
             threads: None,
+            cancelled: false,
+            options,
         }
+    }
+
+    /// Has the work followed, and ended if its caller wishes. To be called before anything is placed.
+    pub fn watch(&mut self, watch: Watch) -> &mut Self {
+        self.registrar.watch = watch;
+        let ladder = Ladder::new(self.options.piece, self.options.chunk);
+        self.slab = SlabLock::new(self.registrar.clone(), ladder, self.options.piece);
+        self
     }
 
     /// Places a group of tensors, such as a block's. When it returns, the bytes of those that were copied
@@ -55,65 +83,79 @@ impl HostStoreBuilder {
     /// never holds more than the model and one group.
     ///
     /// # Errors
-    /// If a tensor lies outside the line, overlaps another or was placed before, or if there is no memory for the slab.
-    /// No tensor of the group is placed then. A refused registration is no error: the next level is used, and the
-    /// report says why.
+    /// If a tensor lies outside the line, overlaps another or was placed before, if a file has changed or cannot be read, if
+    /// there is no memory for the slab, or if the work was ended. No tensor of the group is placed then. A refused
+    /// registration is no error: the next level is used, and the report says why.
     pub fn place(&mut self, group: &[SourceTensor]) -> Result<Vec<Placed>> {
-        check(group, &self.places, self.line)?;
-        let (kept, registered) = self.register_in_place(group);
-        let is_copied =
-            |index: usize, source: &SourceTensor| !kept[index] && source.bytes.size() > Bytes::ZERO;
-        let copied = group.iter().enumerate().filter(|(index, source)| is_copied(*index, source));
-        let copied = copied.filter_map(|(_, source)| Some((source.offset, source.bytes.memory()?)));
-        let copied: Vec<(u64, &HostBytes)> = copied.collect();
-        // Before anything is entered, since it may fail; what was registered is then unregistered by its drop.
-        let slab = self.copy_into_slab(&copied)?;
+        let placed = self.place_group(group);
+        self.cancelled |= matches!(placed, Err(HostError::Cancelled));
+        placed
+    }
+
+    /// Registers the rest of the slab and ends placing.
+    ///
+    /// # Errors
+    /// If the work was ended. A refused registration is no error: what is not page-locked stays pageable.
+    pub fn finish(mut self) -> Result<HostStore> {
+        let unused =
+            SlabLock::new(self.registrar.clone(), Ladder::new(Bytes::ZERO, Bytes::ZERO), Bytes::ZERO);
+        let slab = std::mem::replace(&mut self.slab, unused);
+        let (registered, refusal) = slab.finish(self.places.slab.as_ref());
         for registered in registered {
             self.places.locked.insert(registered);
         }
-        for (source, &in_place) in group.iter().zip(&kept) {
-            let (bytes, home) = match (&source.bytes, &slab) {
+        match refusal {
+            Some(HostError::Cancelled) => {
+                self.cancelled = true;
+                return Err(HostError::Cancelled);
+            }
+            Some(reason) => self.report.step_down(HostLevel::Slab, HostLevel::Pageable, reason),
+            None => {}
+        }
+        let (places, mut report) = (std::mem::take(&mut self.places), std::mem::take(&mut self.report));
+        report.count(&places);
+        Ok(HostStore { places, report })
+    }
+
+    fn place_group(&mut self, sources: &[SourceTensor]) -> Result<Vec<Placed>> {
+        self.registrar.watch.check()?;
+        check(sources, &self.places, self.line)?;
+        let mut group = Group { sources, homes: vec![None; sources.len()], registered: Vec::new() };
+        self.lock_in_place(&mut group)?;
+        self.lock_files(&mut group)?;
+        let slab = self.copy_into_slab(&mut group)?;
+        // Nothing fails from here on.
+        for registered in group.registered {
+            self.places.locked.insert(registered);
+        }
+        for (source, home) in sources.iter().zip(group.homes) {
+            let (bytes, home) = match (home, &slab) {
                 // An empty tensor must not keep the storage alive that it is a view of.
-                (bytes, _) if bytes.size() == Bytes::ZERO => (HostBytes::empty().into(), Home::Slab),
-                (SourceBytes::Memory(_), Some(slab)) if !in_place => {
-                    (slab_bytes(slab, source).into(), Home::Slab)
-                }
-                (bytes, _) => (bytes.clone(), Home::Owner),
+                _ if source.bytes.size() == Bytes::ZERO => (HostBytes::empty().into(), Home::Slab),
+                (Some(Home::Slab), Some(slab)) => (slab_bytes(slab, source).into(), Home::Slab),
+                (home, _) => (source.bytes.clone(), home.unwrap_or(Home::Owner)),
             };
             self.places.insert(source.offset, Place { id: source.id, bytes, home });
         }
-        let places = group.iter().filter_map(|source| self.places.get(source.id));
+        let places = sources.iter().filter_map(|source| self.places.get(source.id));
         Ok(places.map(|place| self.places.placed(place)).collect())
     }
 
-    /// Registers the slab and ends placing.
-    pub fn finish(mut self) -> HostStore {
-        self.register_slab();
-        let mut report = self.report;
-        for place in self.places.line.values() {
-            let total = match self.places.placed(place).level {
-                HostLevel::InPlace => &mut report.in_place,
-                HostLevel::Slab => &mut report.slab,
-                HostLevel::Pageable => &mut report.pageable,
-                HostLevel::File => &mut report.in_files,
-            };
-            *total = *total + place.bytes.size();
+    /// Registers the runs that may stay in place.
+    fn lock_in_place(&mut self, group: &mut Group<'_>) -> Result<()> {
+        let range = |source: &SourceTensor| match &source.bytes {
+            SourceBytes::Memory(bytes) if source.lock => bytes.range(),
+            _ => 0..0,
+        };
+        let tensors: Vec<Range<u64>> = group.sources.iter().map(range).collect();
+        for (index, bytes) in tensors.iter().enumerate() {
+            // What is a view of bytes in place stays as they do.
+            if !bytes.is_empty() && self.places.locked.holds_whole(bytes.clone()) {
+                group.homes[index] = Some(Home::Owner);
+            }
         }
-        report.registered = self.places.locked.bytes();
-        report.registrations = self.places.locked.len();
-        HostStore { places: self.places, report }
-    }
-
-    /// Registers the runs that may stay in place: which tensors do, and their registrations.
-    fn register_in_place(&mut self, group: &[SourceTensor]) -> (Vec<bool>, Vec<Registered>) {
-        let memory = |source: &SourceTensor| source.bytes.memory().map_or(0..0, HostBytes::range);
-        let tensors: Vec<Range<u64>> = group.iter().map(memory).collect();
-        // What is a view of bytes in place stays as they do.
-        let mut kept: Vec<bool> =
-            tensors.iter().map(|bytes| self.places.locked.holds_whole(bytes.clone())).collect();
-        let mut registered = Vec::new();
-        if self.options.slab_only || !may_stay(&tensors, self.options.min_in_place) {
-            return (kept, registered);
+        if !self.levels.in_place || !may_stay(&tensors, self.options.min_in_place) {
+            return Ok(());
         }
         // Read anew for every group: memory that was freed since may have become a file mapping.
         let found = HostMaps::read()
@@ -122,91 +164,178 @@ impl HostStoreBuilder {
             self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason);
             Vec::new()
         });
-        for Candidate { pages, members } in found {
-            let keep = members.iter().filter_map(|&index| group[index].bytes.memory());
-            let keep = keep.map(|bytes| Arc::clone(bytes.keep())).collect();
-            match self.register(pages, keep) {
-                Ok(run) => {
-                    for index in members {
-                        kept[index] = true;
-                    }
-                    registered.push(run);
-                }
+        for candidate in found {
+            match self.lock_run(&candidate, &tensors, group) {
+                Err(HostError::Cancelled) => return Err(HostError::Cancelled),
                 Err(reason) => self.report.step_down(HostLevel::InPlace, HostLevel::Slab, reason),
+                Ok(()) => {}
             }
         }
-        (kept, registered)
+        Ok(())
     }
 
-    fn register(&self, pages: Range<u64>, keep: Vec<KeepAlive>) -> Result<Registered> {
-        let size = Bytes(pages.end - pages.start);
-        let driver = Arc::clone(&self.driver);
-        let limit = self.options.register_limit;
-        // SAFETY: whole pages of anonymous memory: of the slab, or found so in the maps. Each page holds bytes that `keep`
-        // keeps alive, so none is unmapped before it is dropped.
-        unsafe { Registered::new(driver, pages.start as *mut u8, size, Registration::ReadWrite, limit, keep) }
+    /// Registers one run in place; what of it was registered before a refusal stays so.
+    fn lock_run(&mut self, run: &Candidate, tensors: &[Range<u64>], group: &mut Group<'_>) -> Result<()> {
+        let mut whole: Vec<Range<u64>> = run.members.iter().map(|&index| tensors[index].clone()).collect();
+        whole.sort_unstable_by_key(|bytes| bytes.start);
+        let whole = merged(whole);
+        let (registrar, homes, registered) = (&self.registrar, &mut group.homes, &mut group.registered);
+        let sources = group.sources;
+        self.ladder.lock(run.pages.clone(), Cut::Whole(&whole), &mut |pages| {
+            let inside = |index: &&usize| pages.contains(&tensors[**index].start);
+            let members: Vec<usize> = run.members.iter().filter(inside).copied().collect();
+            let keep = members.iter().filter_map(|&index| sources[index].bytes.memory());
+            let keep: Vec<KeepAlive> = keep.map(|bytes| Arc::clone(bytes.keep())).collect();
+            // SAFETY: whole pages of anonymous memory, found so in the maps. Each page holds bytes that `keep` keeps alive,
+            // so none is unmapped before it is dropped.
+            let locked = unsafe { registrar.register(pages.clone(), Pages::Memory, keep) }?;
+            registered.push(Arc::new(locked));
+            for index in members {
+                homes[index] = Some(Home::Owner);
+            }
+            Ok(())
+        })
     }
 
-    /// Copies tensors to their offsets in the slab, which is made for the first one.
-    fn copy_into_slab(&mut self, sources: &[(u64, &HostBytes)]) -> Result<Option<Arc<Slab>>> {
-        if sources.is_empty() {
+    /// Locks the tensors in files where the page cache has them.
+    fn lock_files(&mut self, group: &mut Group<'_>) -> Result<()> {
+        if !self.levels.mapped {
+            return Ok(());
+        }
+        let wanted = |(index, source): (usize, &SourceTensor)| {
+            let bytes = source.bytes.file().filter(|bytes| source.lock && bytes.size() > Bytes::ZERO)?;
+            Some((index, bytes.clone()))
+        };
+        let wanted: Vec<(usize, FileBytes)> = group.sources.iter().enumerate().filter_map(wanted).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let threads = self.threads()?;
+        let tensors: Vec<&FileBytes> = wanted.iter().map(|(_, bytes)| bytes).collect();
+        let request =
+            Request { registrar: &self.registrar, threads: &threads, shortest: self.options.min_mapped };
+        let Mapped { bytes, registered, refusals } = self.files.lock(&tensors, &mut self.ladder, &request)?;
+        for ((index, _), bytes) in wanted.iter().zip(bytes) {
+            group.homes[*index] = bytes.map(Home::Mapped);
+        }
+        group.registered.extend(registered);
+        let next = if self.levels.slab { HostLevel::Slab } else { HostLevel::File };
+        for reason in refusals {
+            self.report.step_down(HostLevel::Mapped, next, reason);
+        }
+        Ok(())
+    }
+
+    /// Copies what is wanted locked and has no home yet into the slab, which is made for the first one.
+    fn copy_into_slab(&mut self, group: &mut Group<'_>) -> Result<Option<Arc<Slab>>> {
+        let chosen = self.choose_for_slab(group);
+        if chosen.is_empty() {
             return Ok(self.places.slab.clone());
         }
         let slab = match &self.places.slab {
             Some(slab) => Arc::clone(slab),
             None => Arc::new(Slab::new(self.line)?),
         };
-        let threads = match self.threads.take() {
-            Some(threads) => threads,
-            None => fill_threads(self.options.threads)?,
-        };
-        let fills: Vec<Fill<'_>> = sources.iter().map(|&(offset, bytes)| Fill { offset, bytes }).collect();
-        // SAFETY: the tensors lie on the line, which the slab is as long as, and overlap neither each other nor tensors
-        // placed before (`check`); nobody was given these bytes of the slab yet.
-        unsafe { slab.fill(&fills, &threads) };
-        self.threads = Some(threads);
+        let threads = self.threads()?;
+        // A piece at a time, so that one can be registered while the next is filled.
+        let mut batch: Vec<Fill<'_>> = Vec::new();
+        let mut left = chosen.len();
+        for &index in &chosen {
+            let source = &group.sources[index];
+            batch.push(Fill { offset: source.offset, bytes: &source.bytes });
+            left -= 1;
+            let size: Bytes = batch.iter().map(|fill| fill.bytes.size()).sum();
+            if left > 0 && size < self.options.piece {
+                continue;
+            }
+            // SAFETY: the tensors lie on the line, which the slab is as long as, and overlap neither each other nor tensors
+            // placed before (`check`); nobody was given these bytes of the slab yet.
+            unsafe { slab.fill(&batch, &threads, &self.registrar.watch) }?;
+            let range = |fill: Fill<'_>| {
+                let start = slab.at(fill.offset) as u64;
+                start..start + fill.bytes.size().0
+            };
+            self.slab.filled(&slab, batch.drain(..).map(range));
+        }
+        for index in chosen {
+            group.homes[index] = Some(Home::Slab);
+        }
         self.places.slab = Some(Arc::clone(&slab));
         Ok(Some(slab))
     }
 
-    /// Registers the filled pages of the slab, each run of them at once if possible, until a piece is refused.
-    fn register_slab(&mut self) {
-        let Some(slab) = self.places.slab.clone() else { return };
-        let chunk = self.options.chunk.0;
-        let tensors = self.places.in_slab();
-        for run in filled(&tensors).iter() {
-            for whole in pieces(run, &tensors, LONGEST, LONGEST) {
-                let Err(reason) = self.register_part(&slab, whole.clone()) else { continue };
-                let parts = pieces(whole, &tensors, chunk, chunk.saturating_mul(STRETCH));
-                tracing::debug!(%reason, parts = parts.len(), "the slab is registered in parts");
-                // The same call again would be refused again.
-                let refused = match parts.len() {
-                    1 => Err(reason),
-                    _ => parts.into_iter().try_for_each(|part| self.register_part(&slab, part)),
-                };
-                if let Err(reason) = refused {
-                    self.report.step_down(HostLevel::Slab, HostLevel::Pageable, reason);
-                    return;
-                }
-            }
+    /// Which tensors go to the slab, by offset: as many as the limit and the memory allow.
+    fn choose_for_slab(&mut self, group: &Group<'_>) -> Vec<usize> {
+        let waits = |index: &usize| {
+            let source = &group.sources[*index];
+            group.homes[*index].is_none() && source.lock && source.bytes.size() > Bytes::ZERO
+        };
+        let mut chosen: Vec<usize> = (0..group.sources.len()).filter(waits).collect();
+        if !self.levels.slab || self.slab.is_refused() {
+            return Vec::new();
         }
+        chosen.sort_unstable_by_key(|&index| group.sources[index].offset);
+        let mut room = if chosen.is_empty() { None } else { memory_room() };
+        chosen.retain(|&index| {
+            let source = &group.sources[index];
+            let bytes = source.offset..source.offset + source.bytes.size().0;
+            let more = self.slab.more(&bytes);
+            let fits = match room {
+                Some(room) if more > room => Err(HostError::NoRoom { asked: more, room }),
+                _ => self.slab.promise(&bytes, self.registrar.limit),
+            };
+            if let Err(reason) = fits {
+                self.report.step_down(HostLevel::Slab, unlocked(&source.bytes), reason);
+                return false;
+            }
+            room = room.map(|room| room - more);
+            true
+        });
+        chosen
     }
 
-    fn register_part(&mut self, slab: &Arc<Slab>, pages: Range<u64>) -> Result<()> {
-        let keep: KeepAlive = Arc::<Slab>::clone(slab);
-        self.places.locked.insert(self.register(pages, vec![keep])?);
-        Ok(())
+    fn threads(&mut self) -> Result<Arc<ThreadPool>> {
+        if let Some(threads) = &self.threads {
+            return Ok(Arc::clone(threads));
+        }
+        let threads = Arc::new(fill_threads(self.options.threads)?);
+        self.threads = Some(Arc::clone(&threads));
+        Ok(threads)
     }
 }
 
-/// The pages of the slab that `tensors` touch. What lies between is not registered: that would make it take memory.
-fn filled(tensors: &[Range<u64>]) -> Ranges {
-    let page = system::page_size();
-    let mut filled = Ranges::default();
-    for bytes in tensors {
-        filled.insert(bytes.start / page * page..bytes.end.next_multiple_of(page));
+impl Drop for HostStoreBuilder {
+    fn drop(&mut self) {
+        if !self.cancelled {
+            return;
+        }
+        // Unlocking takes 10 ms a GiB and freeing more; whoever ended the work wants to go on.
+        let places = std::mem::take(&mut self.places);
+        let release = std::thread::Builder::new().name("host-release".into());
+        if let Err(error) = release.spawn(move || drop(places)) {
+            tracing::debug!(%error, "memory was given back without a thread of its own");
+        }
     }
-    filled
+}
+
+/// What a tensor is that is not page-locked.
+fn unlocked(bytes: &SourceBytes) -> HostLevel {
+    match bytes {
+        SourceBytes::Memory(_) => HostLevel::Pageable,
+        SourceBytes::File(_) => HostLevel::File,
+    }
+}
+
+/// Ranges in order, those that overlap as one.
+fn merged(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start < last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
 }
 
 /// A tensor's bytes in the slab.

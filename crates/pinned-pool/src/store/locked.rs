@@ -16,8 +16,8 @@ use crate::source::{HostRun, LineRun};
 pub(super) struct Locked(BTreeMap<u64, Arc<Registered>>);
 
 impl Locked {
-    pub(super) fn insert(&mut self, registered: Registered) {
-        self.0.insert(registered.address() as u64, Arc::new(registered));
+    pub(super) fn insert(&mut self, registered: Arc<Registered>) {
+        self.0.insert(registered.address() as u64, registered);
     }
 
     pub(super) fn len(&self) -> usize {

@@ -2,10 +2,15 @@
 
 mod builder;
 mod check;
+mod files;
 mod in_place;
+mod ladder;
 mod locked;
+mod options;
 mod pieces;
+mod registrar;
 mod report;
+mod slab_lock;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -14,49 +19,15 @@ use std::sync::Arc;
 use gpu_driver::{Bytes, Driver};
 
 pub use builder::HostStoreBuilder;
+pub use options::{Levels, StoreOptions};
 pub use report::{HostLevel, Placed, StepDown, StoreReport};
 
 use crate::error::Result;
 use crate::file::SourceFile;
 use crate::registered::KeepAlive;
-use crate::slab::Slab;
+use crate::slab::{PADDING, Slab};
 use crate::source::{HostBytes, HostRun, LineRun, SourceBytes};
 use locked::Locked;
-
-/// Tensors on the line start at multiples of this, so that a smaller gap between two in the slab is padding.
-const PADDING: u64 = 512;
-
-/// How a [`HostStore`] places tensors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreOptions {
-    /// Copy every tensor into the slab, as if none could stay in place.
-    pub slab_only: bool,
-    /// The shortest run of pages that is registered where it lies, and the size from which a tensor counts as having its
-    /// pages to itself. By default 32 MiB: glibc's threshold for giving an allocation a mapping of its own moves, but
-    /// never beyond `DEFAULT_MMAP_THRESHOLD_MAX`, 4·1024·1024·`sizeof(long)` (mallopt(3), `M_MMAP_THRESHOLD`). Smaller
-    /// allocations may share pages with others, whose copies the driver would refuse.
-    pub min_in_place: Bytes,
-    /// The size of the pieces in which the slab is registered if it is refused as a whole. Pieces are up to four times
-    /// as long so that no tensor is cut.
-    pub chunk: Bytes,
-    /// The most that may be page-locked in this process; beyond it, bytes stay pageable. By default
-    /// [`memory_limit`](crate::memory_limit).
-    pub register_limit: Option<Bytes>,
-    /// Threads that copy into the slab; by default one a core, at most 16.
-    pub threads: Option<usize>,
-}
-
-impl Default for StoreOptions {
-    fn default() -> Self {
-        Self {
-            slab_only: false,
-            min_in_place: Bytes::mib(32),
-            chunk: Bytes::mib(256),
-            register_limit: None,
-            threads: None,
-        }
-    }
-}
 
 /// Where the bytes of a model's tensors live on the host, and how they are copied from there.
 ///
@@ -77,12 +48,20 @@ struct Place {
 }
 
 /// Whose bytes a place has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum Home {
     /// Its owner's, in memory or in a file.
     Owner,
+    /// Its owner's in a file, which the copy engine reads here.
+    Mapped(HostBytes),
     /// The slab's, into which it was copied.
     Slab,
+}
+
+impl Home {
+    fn is_slab(&self) -> bool {
+        matches!(self, Self::Slab)
+    }
 }
 
 /// What the builder collects and the store reads.
@@ -146,7 +125,7 @@ impl HostStore {
         for (offset, bytes) in self.places.stretches(line) {
             match bytes {
                 SourceBytes::Memory(bytes) => {
-                    self.places.locked.split(&HostRun::new(offset, bytes), &mut runs)
+                    self.places.locked.split(&HostRun::new(offset, bytes), &mut runs);
                 }
                 SourceBytes::File(_) => runs.push(LineRun::Staged { offset, bytes }),
             }
@@ -181,24 +160,15 @@ impl Places {
         before.map(|(&(offset, _), place)| (offset, place))
     }
 
-    /// The address ranges of the tensors in the slab, in order, since it mirrors the line.
-    fn in_slab(&self) -> Vec<Range<u64>> {
-        let copied = self.line.values().filter(|place| place.home == Home::Slab);
-        copied
-            .filter_map(|place| place.bytes.memory())
-            .map(HostBytes::range)
-            .filter(|range| !range.is_empty())
-            .collect()
-    }
-
     fn placed(&self, place: &Place) -> Placed {
-        let level = match &place.bytes {
-            SourceBytes::File(_) => HostLevel::File,
-            SourceBytes::Memory(bytes) if !self.locked.covers(bytes.range()) => HostLevel::Pageable,
-            SourceBytes::Memory(_) if place.home == Home::Owner => HostLevel::InPlace,
-            SourceBytes::Memory(_) => HostLevel::Slab,
+        let level = match (&place.bytes, &place.home) {
+            (_, Home::Mapped(_)) => HostLevel::Mapped,
+            (SourceBytes::File(_), _) => HostLevel::File,
+            (SourceBytes::Memory(bytes), _) if !self.locked.covers(bytes.range()) => HostLevel::Pageable,
+            (SourceBytes::Memory(_), Home::Slab) => HostLevel::Slab,
+            (SourceBytes::Memory(_), _) => HostLevel::InPlace,
         };
-        Placed { id: place.id, bytes: place.bytes.clone(), level, copied: place.home == Home::Slab }
+        Placed { id: place.id, bytes: place.bytes.clone(), level, copied: place.home.is_slab() }
     }
 
     fn insert(&mut self, offset: u64, place: Place) {
@@ -223,9 +193,7 @@ impl Places {
             }
             match stretches.last_mut() {
                 Some((before, last, _))
-                    if last.home == Home::Slab
-                        && place.home == Home::Slab
-                        && start - before.end < PADDING =>
+                    if last.home.is_slab() && place.home.is_slab() && start - before.end < PADDING =>
                 {
                     before.end = end;
                 }
@@ -240,17 +208,17 @@ impl Places {
 
     fn stretch(&self, range: &Range<u64>, place: &Place, skip: u64) -> SourceBytes {
         let size = Bytes(range.end - range.start);
-        match (&place.bytes, &self.slab) {
-            (SourceBytes::Memory(_), Some(slab)) if place.home == Home::Slab => {
+        match (&place.bytes, &place.home, &self.slab) {
+            (_, Home::Slab, Some(slab)) => {
                 let keep: KeepAlive = Arc::<Slab>::clone(slab);
                 // SAFETY: the stretch lies in the slab, which `keep` holds; its tensors are filled and are not written
                 // again, and the padding between them is zeroes.
                 SourceBytes::Memory(unsafe { HostBytes::new(slab.at(range.start), size, keep) })
             }
-            (SourceBytes::Memory(bytes), _) => {
+            (_, Home::Mapped(bytes), _) | (SourceBytes::Memory(bytes), ..) => {
                 SourceBytes::Memory(bytes.part(skip, size, Arc::clone(bytes.keep())))
             }
-            (SourceBytes::File(bytes), _) => SourceBytes::File(bytes.part(skip, size)),
+            (SourceBytes::File(bytes), ..) => SourceBytes::File(bytes.part(skip, size)),
         }
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn pieces(run: Range<u64>, tensors: &[Range<u64>], wanted: u64, longe
 }
 
 /// The last border of pages up to `at` that is inside no tensor.
-fn before(tensors: &[Range<u64>], mut at: u64, page: u64) -> u64 {
+pub(super) fn before(tensors: &[Range<u64>], mut at: u64, page: u64) -> u64 {
     while let Some(tensor) = around(tensors, at) {
         at = tensor.start / page * page;
     }
@@ -36,7 +36,7 @@ fn before(tensors: &[Range<u64>], mut at: u64, page: u64) -> u64 {
 }
 
 /// The first border of pages from `at` on that is inside no tensor.
-fn behind(tensors: &[Range<u64>], mut at: u64, page: u64) -> Option<u64> {
+pub(super) fn behind(tensors: &[Range<u64>], mut at: u64, page: u64) -> Option<u64> {
     while let Some(tensor) = around(tensors, at) {
         at = tensor.end.checked_next_multiple_of(page)?;
     }

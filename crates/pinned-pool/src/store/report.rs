@@ -1,14 +1,20 @@
 //! What a store did, as data.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use gpu_driver::Bytes;
 
+use super::Places;
 use crate::error::HostError;
 use crate::source::SourceBytes;
 
 /// How the copy engine reads a tensor's host bytes, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostLevel {
+    /// Registered where the page cache has the file: no copy, no second RAM, shared by processes.
+    Mapped,
     /// Registered where its owner had them: no copy, no second RAM.
     InPlace,
     /// Copied into the slab, which is registered.
@@ -55,6 +61,8 @@ pub struct StepDown {
 /// A store in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreReport {
+    /// Tensor bytes registered in the page cache.
+    pub mapped: Bytes,
     /// Tensor bytes registered where they were.
     pub in_place: Bytes,
     /// Tensor bytes in registered slab memory.
@@ -63,7 +71,8 @@ pub struct StoreReport {
     pub pageable: Bytes,
     /// Tensor bytes that are read from files.
     pub in_files: Bytes,
-    /// Bytes this store page-locked: whole pages, so a little more than `in_place` and `slab`.
+    /// Bytes that are page-locked for this store: whole pages, so a little more than `mapped`, `in_place` and `slab`. What
+    /// it shares with other stores is in theirs as well.
     pub registered: Bytes,
     /// In how many registrations.
     pub registrations: usize,
@@ -77,7 +86,33 @@ impl StoreReport {
             known.times += 1;
             return;
         }
-        tracing::warn!(%reason, ?from, ?to, "host memory steps down one level");
+        if first_of_process(from, to) {
+            tracing::warn!(%reason, ?from, ?to, "host page-lock steps down one level; later ones are told at level info");
+        } else {
+            tracing::info!(%reason, ?from, ?to, "host page-lock steps down one level");
+        }
         self.step_downs.push(StepDown { from, to, reason, times: 1 });
     }
+
+    /// Adds up what is in place.
+    pub(super) fn count(&mut self, places: &Places) {
+        for place in places.line.values() {
+            let total = match places.placed(place).level {
+                HostLevel::Mapped => &mut self.mapped,
+                HostLevel::InPlace => &mut self.in_place,
+                HostLevel::Slab => &mut self.slab,
+                HostLevel::Pageable => &mut self.pageable,
+                HostLevel::File => &mut self.in_files,
+            };
+            *total = *total + place.bytes.size();
+        }
+        self.registered = places.locked.bytes();
+        self.registrations = places.locked.len();
+    }
+}
+
+/// Whether this process has not warned of this step yet: dozens of models would say the same.
+fn first_of_process(from: HostLevel, to: HostLevel) -> bool {
+    static SAID: Mutex<BTreeSet<(HostLevel, HostLevel)>> = Mutex::new(BTreeSet::new());
+    SAID.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to))
 }

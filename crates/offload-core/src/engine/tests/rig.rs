@@ -63,7 +63,7 @@ impl Rig {
             tensors[start..end].fill(true);
             store.place(&[SourceTensor::new(tensor.0, start as u64, HostBytes::of(&bytes))])?;
         }
-        let source = Arc::new(StoreSource { store: store.finish(), reader: DeviceOrdinal(0) });
+        let source = Arc::new(StoreSource { store: store.finish()?, reader: DeviceOrdinal(0) });
         let pool = PagePool::new(Arc::clone(&driver), layout.granule(), Bytes(limit))?;
         let streams = match desc.compute {
             Compute::Calling => 1,

@@ -1,0 +1,186 @@
+//! Tensors in files that are page-locked where the page cache has them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use gpu_driver::Bytes;
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use super::ladder::{Cut, Ladder};
+use super::registrar::{Pages, Registrar};
+use crate::error::{HostError, Result};
+use crate::file::{FileBytes, SourceFile};
+use crate::limits::memory_room;
+use crate::mapped::SharedMap;
+use crate::ranges::Ranges;
+use crate::registered::Registered;
+use crate::source::HostBytes;
+use crate::watch::{Watch, Work};
+
+/// What one thread reads into the page cache at a time, between two questions whether to go on.
+const CACHED: u64 = 16 << 20;
+
+/// The files of a store, and whether each can be locked where it is.
+#[derive(Debug, Default)]
+pub(super) struct Files(Vec<(Arc<SourceFile>, Option<Arc<SharedMap>>)>);
+
+/// What came of locking tensors in files.
+#[derive(Debug, Default)]
+pub(super) struct Mapped {
+    /// For each tensor, where the copy engine reads it, if all of it is locked.
+    pub(super) bytes: Vec<Option<HostBytes>>,
+    pub(super) registered: Vec<Arc<Registered>>,
+    /// Why some are not.
+    pub(super) refusals: Vec<HostError>,
+}
+
+/// How tensors in files are locked.
+pub(super) struct Request<'a> {
+    pub(super) registrar: &'a Registrar,
+    pub(super) threads: &'a ThreadPool,
+    /// The shortest run that is locked.
+    pub(super) shortest: Bytes,
+}
+
+impl Files {
+    /// Locks what can be locked of `tensors`, those of one file that touch as one run.
+    ///
+    /// # Errors
+    /// If a file has changed or cannot be read, or the work was ended. Nothing that was locked for it stays so.
+    pub(super) fn lock(
+        &mut self,
+        tensors: &[&FileBytes],
+        ladder: &mut Ladder,
+        request: &Request<'_>,
+    ) -> Result<Mapped> {
+        let mut mapped = Mapped { bytes: vec![None; tensors.len()], ..Mapped::default() };
+        let mut left: Vec<usize> = (0..tensors.len()).collect();
+        while let Some(&first) = left.first() {
+            let file = Arc::clone(tensors[first].file());
+            let (ours, others) =
+                left.into_iter().partition(|&index| Arc::ptr_eq(tensors[index].file(), &file));
+            left = others;
+            if let Some(map) = self.map(&file, request.registrar, &mut mapped.refusals)? {
+                lock_file(&map, tensors, &ours, ladder, request, &mut mapped)?;
+            }
+        }
+        Ok(mapped)
+    }
+
+    /// A file's mapping, if it can be locked; asked once a file.
+    fn map(
+        &mut self,
+        file: &Arc<SourceFile>,
+        registrar: &Registrar,
+        refusals: &mut Vec<HostError>,
+    ) -> Result<Option<Arc<SharedMap>>> {
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| Arc::ptr_eq(known, file)) {
+            return Ok(known.clone());
+        }
+        let map = match SharedMap::of(file, &registrar.driver) {
+            Ok(map) => Some(map),
+            Err(reason @ HostError::NotMappable { .. }) => {
+                refusals.push(reason);
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        self.0.push((Arc::clone(file), map.clone()));
+        Ok(map)
+    }
+}
+
+/// Locks tensors of one file, given by their positions.
+fn lock_file(
+    map: &Arc<SharedMap>,
+    tensors: &[&FileBytes],
+    ours: &[usize],
+    ladder: &mut Ladder,
+    request: &Request<'_>,
+    mapped: &mut Mapped,
+) -> Result<()> {
+    let pages = |index: usize| {
+        let bytes = tensors[index];
+        map.pages(&(bytes.offset()..bytes.offset() + bytes.size().0))
+    };
+    let mut wanted = Ranges::default();
+    for &index in ours {
+        wanted.insert(pages(index));
+    }
+    let mut locked = Ranges::default();
+    for run in wanted.iter().filter(|run| run.end - run.start >= request.shortest.0) {
+        let _turn = map.turn();
+        let (shared, missing) = map.locked(&run);
+        for registered in &shared {
+            locked.insert(range(registered));
+        }
+        mapped.registered.extend(shared);
+        for part in missing {
+            let done = lock_part(map, part, ladder, request, &mut |registered| {
+                locked.insert(range(&registered));
+                mapped.registered.push(registered);
+            });
+            match done {
+                Ok(()) => {}
+                Err(reason) if is_refusal(&reason) => mapped.refusals.push(reason),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    for &index in ours {
+        let pages = pages(index);
+        if locked.holding(pages.start).is_some_and(|run| run.end >= pages.end) {
+            mapped.bytes[index] = Some(map.bytes(tensors[index].offset(), tensors[index].size()));
+        }
+    }
+    Ok(())
+}
+
+fn lock_part(
+    map: &Arc<SharedMap>,
+    part: Range<u64>,
+    ladder: &mut Ladder,
+    request: &Request<'_>,
+    locked: &mut dyn FnMut(Arc<Registered>),
+) -> Result<()> {
+    let asked = Bytes(part.end - part.start);
+    // Pinned pages of the page cache cannot be taken back: exceeding a group's limit is a kill.
+    if let Some(room) = memory_room().filter(|room| *room < asked) {
+        return Err(HostError::NoRoom { asked, room });
+    }
+    ladder.lock(part, Cut::Anywhere, &mut |pages| {
+        cache(map, &pages, request.threads, &request.registrar.watch)?;
+        let register = |keep| {
+            // SAFETY: whole pages of a mapping that is shared and read-only, and that `keep` keeps.
+            unsafe { request.registrar.register(pages.clone(), Pages::File, keep) }
+        };
+        locked(map.lock(pages.clone(), register)?);
+        Ok(())
+    })
+}
+
+/// Brings pages of a file into the page cache, on all threads.
+fn cache(map: &Arc<SharedMap>, pages: &Range<u64>, threads: &ThreadPool, watch: &Watch) -> Result<()> {
+    let parts: Vec<u64> = (pages.start..pages.end).step_by(CACHED as usize).collect();
+    threads.install(|| {
+        parts.par_iter().try_for_each(|&start| {
+            watch.check()?;
+            let part = start..(start + CACHED).min(pages.end);
+            map.populate(&part)?;
+            watch.report(Work::Cached, Bytes(part.end - part.start));
+            Ok(())
+        })
+    })
+}
+
+/// Whether the next level is used instead.
+fn is_refusal(reason: &HostError) -> bool {
+    use HostError::{AlreadyRegistered, NoRoom, Register, RegisterLimit};
+    matches!(reason, AlreadyRegistered { .. } | NoRoom { .. } | Register { .. } | RegisterLimit { .. })
+}
+
+fn range(registered: &Registered) -> Range<u64> {
+    let start = registered.address() as u64;
+    start..start + registered.size().0
+}

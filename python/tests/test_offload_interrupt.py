@@ -1,0 +1,85 @@
+"""Ctrl-C during a load: it ends soon, in the loading thread, with nothing changed and no thread left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+SCRIPT = """
+    import os, signal, sys, threading, time
+    import torch
+    from torch import nn
+    from weightstream import offload
+
+    path = sys.argv[1]
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(10)])
+    threads = len(os.listdir("/proc/self/task"))
+    torch.set_num_threads(1)
+    began = None
+
+    def interrupt():
+        global began
+        began = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def applying(phase, *_):
+        if phase == "Applying Weights":
+            threading.Timer(0.005, interrupt).start()
+
+    try:
+        with offload.loading_context(offload.LoadingCallback(progress=applying)):
+            offload.load_model_data(model, path)
+    except KeyboardInterrupt:
+        seconds = time.monotonic() - began
+        assert all(parameter.is_meta for parameter in model.parameters())
+        print("interrupted", seconds)
+    else:
+        print("finished")
+    time.sleep(0.05)
+    assert len(os.listdir("/proc/self/task")) <= threads + 1, os.listdir("/proc/self/task")
+"""
+
+
+def test_an_interrupt_ends_a_conversion(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    from weightstream import offload
+
+    torch.manual_seed(0)
+    offload.save_model(
+        nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(10)]), tmp_path / "x.safetensors"
+    )
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "x.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("interrupted"), done.stdout
+
+
+def test_loads_give_back_everything(tmp_path: Path) -> None:
+    import torch
+    from offload_files import empty, small
+
+    from weightstream import offload
+
+    offload.save_model(small(), tmp_path / "x.safetensors")
+
+    def round_trip() -> None:
+        offload.load_model_data(empty(), tmp_path / "x.safetensors")
+        offload.save_model(small(), tmp_path / "y.safetensors")
+        torch.save(small().state_dict(), tmp_path / "z.pt")
+        offload.load_sd(tmp_path / "z.pt")
+
+    def state() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text().count(str(tmp_path))
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), maps
+
+    round_trip()
+    before = state()
+    for _ in range(20):
+        round_trip()
+    assert state() == before

@@ -1,0 +1,195 @@
+"""load_sd on safetensors files: every legal file equals the official reader, every broken one is an error that says how."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from offload_files import SPELLED, encoded, same, write
+
+from weightstream import CheckpointError, WeightsError, offload
+
+
+def everything() -> dict[str, torch.Tensor]:
+    """A tensor of each type and odd shapes, with lengths that put most of them at odd addresses."""
+    torch.manual_seed(0)
+    found = {}
+    for number, (dtype, name) in enumerate(SPELLED.items()):
+        raw = torch.randint(0, 2 if dtype == torch.bool else 256, (2 * (number % 3 + 1) * dtype.itemsize,))
+        found[f"t.{name}"] = raw.to(torch.uint8).view(dtype).view(2, -1)
+    return {
+        "odd": torch.tensor([1, 2, 3], dtype=torch.uint8),
+        **found,
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(0, 7),
+    }
+
+
+def test_every_type_and_shape_equals_the_official_reader(tmp_path: Path) -> None:
+    official = pytest.importorskip("safetensors.torch")
+    tensors = everything()
+    for pad in range(9):
+        path = write(tmp_path / f"{pad}.safetensors", tensors, pad=pad, header_order=sorted(tensors, reverse=True))
+        sd, quantization_map, tied_map = offload.load_sd(path)
+        expected = official.load_file(path)
+        assert set(sd) == set(expected) and quantization_map is None and tied_map is None
+        assert all(same(sd[name], expected[name]) for name in expected)
+        assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in sd.values())
+
+
+def test_an_order_of_the_header_that_is_not_the_datas(tmp_path: Path) -> None:
+    tensors = {"a": torch.full((4,), 1.0), "b": torch.full((4,), 2.0), "c": torch.full((4,), 3.0)}
+    path = write(tmp_path / "x.safetensors", tensors, header_order=["c", "a", "b"])
+    sd, _, _ = offload.load_sd(path)
+    assert {name: tensor[0].item() for name, tensor in sd.items()} == {"a": 1, "b": 2, "c": 3}
+
+
+def test_only_misaligned_tensors_are_copied_and_counted(tmp_path: Path) -> None:
+    tensors = {
+        "u8": torch.arange(3, dtype=torch.uint8),
+        "f32": torch.rand(5),
+        "bf16": torch.rand(7).bfloat16(),
+        "f8": torch.rand(1).to(torch.float8_e4m3fn),
+        "i64": torch.arange(2),
+        "f16": torch.empty(0, dtype=torch.float16),
+    }
+    path = write(tmp_path / "odd.safetensors", tensors)
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    path = write(tmp_path / "odd.safetensors", tensors, pad=(2 - header) % 4)
+    sd, _, _ = offload.load_sd(path)
+    assert all(same(sd[name], tensor) for name, tensor in tensors.items())
+    start = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    copied, at = 0, start
+    for tensor in tensors.values():
+        copied += tensor.nbytes if at % tensor.element_size() else 0
+        at += tensor.nbytes
+    assert sd.report["copied_bytes"] == copied > 0
+    aligned = write(tmp_path / "even.safetensors", {"w": torch.rand(64, 64)}, pad=0)
+    header = int.from_bytes(aligned.read_bytes()[:8], "little")
+    aligned = write(tmp_path / "even.safetensors", {"w": torch.rand(64, 64)}, pad=-header % 8)
+    assert offload.load_sd(aligned)[0].report["copied_bytes"] == 0
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_tensors_are_the_files_pages_and_writes_stay_here(tmp_path: Path, writable: bool) -> None:
+    offload.save_model(torch.nn.Linear(512, 512), tmp_path / "x.safetensors")
+    before = (tmp_path / "x.safetensors").read_bytes()
+    sd, _, _ = offload.load_sd(tmp_path / "x.safetensors", writable_tensors=writable)
+    maps = Path("/proc/self/maps").read_text()
+    mapped = [line for line in maps.splitlines() if line.endswith("x.safetensors")]
+    ranges = [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in mapped]
+    assert any(first <= sd["weight"].data_ptr() < end for first, end in ranges)
+    again, _, _ = offload.load_sd(tmp_path / "x.safetensors")
+    sd["weight"].fill_(7)
+    assert (tmp_path / "x.safetensors").read_bytes() == before
+    assert not (again["weight"] == 7).any()
+    assert sd["weight"].untyped_storage().nbytes() == 512 * 512 * 4, "each tensor holds its own bytes only"
+
+
+def test_a_tensor_outlives_everything_it_came_with(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.safetensors", {"w": torch.arange(1000.0), "v": torch.zeros(3)})
+    kept = offload.load_sd(path)[0]["w"]
+    os.unlink(path)
+    assert torch.equal(kept, torch.arange(1000.0))
+    del kept
+    assert "x.safetensors" not in Path("/proc/self/maps").read_text()
+
+
+def test_filters(tmp_path: Path) -> None:
+    names = ["blocks.0.w", "blocks.1.w", "blockset.w", "head.w"]
+    path = write(tmp_path / "x.safetensors", {name: torch.zeros(1) for name in names})
+    keys = lambda *args, **options: list(offload.load_sd(path, *args, **options)[0])  # noqa: E731
+    assert keys("blocks.") == keys(["blocks."]) == ["0.w", "1.w"]
+    assert keys(["blocks.", "head."], keep_prefixes=True) == ["blocks.0.w", "blocks.1.w", "head.w"]
+    assert keys("head") == ["w"]
+    assert keys("nothing") == []
+    with pytest.raises(WeightsError, match=r"blocks\.1\.w would be named w"):
+        keys(["blocks.0", "blocks.1"])
+
+
+def test_maps_come_from_the_metadata(tmp_path: Path) -> None:
+    metadata = {
+        "quantization_format": "quanto",
+        "quantization_map_base64": encoded({"a": {"weights": "qint8", "activations": "none"}}),
+        "tied_weights_map_base64": encoded({"a.weight": ["b.weight"]}),
+    }
+    path = write(tmp_path / "x.safetensors", {"a.weight": torch.zeros(1)}, metadata)
+    sd, quantization_map, tied_map = offload.load_sd(path)
+    assert quantization_map == {"a": {"weights": "qint8", "activations": "none"}}
+    assert tied_map == {"a.weight": ["b.weight"]} and list(sd) == ["a.weight"]
+    path = write(tmp_path / "y.safetensors", {"a.weight": torch.zeros(1)})
+    (tmp_path / "y_map.json").write_text(json.dumps({"a": {"weights": "qint8"}}))
+    assert offload.load_sd(path)[1] == {"a": {"weights": "qint8"}}
+    for value in ("!", encoded([1]), encoded("x")):
+        path = write(tmp_path / "z.safetensors", {"a": torch.zeros(1)}, {"quantization_map_base64": value})
+        with pytest.raises(CheckpointError, match="quantization_map"):
+            offload.load_sd(path)
+
+
+def cut(path: Path, size: int) -> Path:
+    """The file's first bytes."""
+    shorter = path.with_name("cut.safetensors")
+    shorter.write_bytes(path.read_bytes()[:size])
+    return shorter
+
+
+def test_each_broken_file_is_refused_in_words_of_its_own(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.safetensors", {"a": torch.rand(64), "last": torch.rand(64)})
+    size = good.stat().st_size
+    text = tmp_path / "text.safetensors"
+    files = {
+        "4 more": good.with_name("tail4.safetensors"),
+        "4096 more": good.with_name("tail4096.safetensors"),
+    }
+    files["4 more"].write_bytes(good.read_bytes() + bytes(4))
+    files["4096 more"].write_bytes(good.read_bytes() + bytes(4096))
+    messages = {}
+    for name, path in files.items():
+        with pytest.raises(CheckpointError) as caught:
+            offload.load_sd(path)
+        messages[name] = str(caught.value)
+    for name, length in {"in the last tensor": size - 10, "in the header": 40, "7 bytes": 7, "0 bytes": 0}.items():
+        with pytest.raises(CheckpointError) as caught:
+            offload.load_sd(cut(good, length))
+        messages[name] = str(caught.value)
+    contents = {
+        "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9876543\n",
+        "html": b"<!DOCTYPE html><html><body>not found</body></html>",
+        "length 2^63": (1 << 63).to_bytes(8, "little") + b"{}",
+    }
+    for name, content in contents.items():
+        text.write_bytes(content)
+        with pytest.raises(CheckpointError) as caught:
+            offload.load_sd(text)
+        messages[name] = str(caught.value)
+    assert len(set(messages.values())) == len(messages), messages
+    for number, message in {
+        "4": messages["4 more"],
+        "4096": messages["4096 more"],
+        "last": messages["in the last tensor"],
+    }.items():
+        assert re.search(rf"\b{number}\b", message), message
+    assert "LFS" in messages["lfs"] or "lfs" in messages["lfs"]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere.safetensors does not exist"):
+        offload.load_sd(tmp_path / "nowhere.safetensors")
+
+
+def test_a_file_cut_after_opening_is_an_error_when_it_is_converted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(1024, 1024)
+    offload.save_model(module, tmp_path / "x.safetensors")
+    target = torch.nn.Linear(1024, 1024, device="meta")
+
+    def cut_now(_: object) -> None:
+        os.truncate(tmp_path / "x.safetensors", 8192)
+
+    with pytest.raises(CheckpointError, match=r"x\.safetensors.*(bias|weight)|(bias|weight).*x\.safetensors"):
+        offload.load_model_data(target, tmp_path / "x.safetensors", pre_load_callback=cut_now)
+    assert target.weight.is_meta and target.bias.is_meta

@@ -1,0 +1,180 @@
+"""Puts weights into a model. Either all of it happens or none: what fails or is cancelled puts every old tensor back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import WeightsError
+from .dtypes import Converter, DtypeRules
+from .progress import Progress
+
+__all__ = ["apply", "expected_names"]
+
+_SHOWN = 8
+"""Names listed in an error."""
+
+
+def expected_names(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint of the model holds: parameters under all their names, and persistent buffers."""
+    found: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        start = f"{prefix}." if prefix else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found[start + name] = parameter
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[start + name] = buffer
+    return found
+
+
+def apply(
+    model: nn.Module,
+    source: str,
+    sd: dict[str, Tensor],
+    rules: DtypeRules,
+    *,
+    ignore_unused: bool,
+    ignore_missing: bool,
+    progress: Progress,
+) -> None:
+    """Assigns the weights of `sd` to the model, ties and types as they have to be. Empties `sd`.
+
+    WeightsError, with nothing changed, for weights that the model lacks, that the file lacks or that have another shape.
+    """
+    before = _parameters(model)
+    ties = _ties(model)
+    with _undone_on_error(model):
+        try:
+            missing, unused = nn.Module.load_state_dict(model, sd, strict=False, assign=True)
+        except RuntimeError as error:
+            lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+            raise WeightsError(f"{source} does not fit {type(model).__name__}: {'; '.join(lines[:_SHOWN])}") from None
+        if unused and not ignore_unused:
+            raise WeightsError(
+                f"{source} has {len(unused)} weights that {type(model).__name__} does not use: {_listed(unused)}; "
+                f"ignore_unused_weights=True leaves them out"
+            )
+        missing = _tie(model, ties, set(sd).difference(unused), list(missing))
+        sd.clear()
+        if missing and not ignore_missing:
+            raise WeightsError(
+                f"{source} lacks {len(missing)} weights of {type(model).__name__}: {_listed(missing)}; "
+                f"ignore_missing_keys=True keeps the model's own"
+            )
+        _check_filled(model)
+        _convert(model, before, rules, progress)
+
+
+@contextmanager
+def _undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Puts every registered tensor back if the block raises."""
+    kept = [(held, dict(held)) for module in model.modules() for held in (module._parameters, module._buffers)]
+    grad = [(p, p.requires_grad) for _, entries in kept for p in entries.values() if isinstance(p, nn.Parameter)]
+    try:
+        yield
+    except BaseException:
+        for held, entries in kept:
+            held.clear()
+            held.update(entries)
+        for parameter, requires_grad in grad:
+            parameter.requires_grad_(requires_grad)
+        raise
+
+
+def _parameters(model: nn.Module) -> dict[tuple[int, str], dict[str, Any]]:
+    """The attributes of each parameter, by the module and name under which it is registered: they outlive it."""
+    return {
+        (id(module), name): dict(parameter.__dict__)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+
+
+def _ties(model: nn.Module) -> list[dict[str, tuple[nn.Module, str]]]:
+    """Names that stand for one parameter, each with its place."""
+    groups: dict[int, dict[str, tuple[nn.Module, str]]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                groups.setdefault(id(parameter), {})[f"{prefix}.{name}" if prefix else name] = (module, name)
+    return [places for places in groups.values() if len(places) > 1]
+
+
+def _tie(
+    model: nn.Module, ties: list[dict[str, tuple[nn.Module, str]]], given: set[str], missing: list[str]
+) -> list[str]:
+    """Makes one parameter again of those that were one; returns what is missing still."""
+    for places in ties:
+        first = next((place for name, place in places.items() if name in given), None)
+        if first is None:
+            continue
+        parameter = first[0]._parameters[first[1]]
+        for module, name in places.values():
+            module._parameters[name] = parameter
+        missing = [name for name in missing if name not in places]
+    if missing and getattr(model, "_tied_weights_keys", None) and callable(getattr(model, "tie_weights", None)):
+        model.tie_weights()
+        present = expected_names(model)
+        missing = [name for name in missing if name not in present or present[name].is_meta]
+    return missing
+
+
+def _check_filled(model: nn.Module) -> None:
+    """Refuses a model of which something has no data still."""
+    for kind, entries in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        empty = [name for name, tensor in entries if tensor.is_meta]
+        if empty:
+            hint = (
+                "" if kind == "parameter" else "; build it with real buffers, only parameters may be on the meta device"
+            )
+            raise WeightsError(f"{len(empty)} {kind}s of {type(model).__name__} have no data: {_listed(empty)}{hint}")
+
+
+def _convert(
+    model: nn.Module, before: dict[tuple[int, str], dict[str, Any]], rules: DtypeRules, progress: Progress
+) -> None:
+    """Gives every parameter its type. What shared bytes shares them still."""
+    groups: dict[Any, list[tuple[str, nn.Module, str, nn.Parameter]]] = {}
+    targets: dict[int, torch.dtype] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            attributes = before.get((id(module), name), {})
+            for key, value in attributes.items():
+                parameter.__dict__.setdefault(key, value)
+            # A tied parameter has one type: that of its first place.
+            target = targets.setdefault(id(parameter), rules.target(module, parameter.__dict__, parameter.dtype))
+            if target != parameter.dtype:
+                path = f"{prefix}.{name}" if prefix else name
+                groups.setdefault((_bytes_of(parameter), target), []).append((path, module, name, parameter))
+    convert = Converter(progress.poll, sum(members[0][3].nbytes for members in groups.values()))
+    while groups:
+        (_, target), members = groups.popitem()
+        data = convert(members[0][0], members[0][3].detach(), target)
+        made: dict[int, nn.Parameter] = {}
+        for _, module, name, parameter in members:
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+                made[id(parameter)].__dict__.update(parameter.__dict__)
+            module._parameters[name] = made[id(parameter)]
+        del members
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """Equal for tensors that show the same bytes in the same way."""
+    if tensor.numel() == 0:
+        return id(tensor)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _listed(names: list[str], shown: int = _SHOWN) -> str:
+    listed = ", ".join(names[:shown])
+    return f"{listed} and {len(names) - shown} more" if len(names) > shown else listed

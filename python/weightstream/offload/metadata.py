@@ -1,0 +1,88 @@
+"""What a file's metadata says of a model: its configuration, which modules are quantized, which names are tied.
+
+Written as base64 of JSON under `config_base64`, `quantization_map_base64` and `tied_weights_map_base64`, as other tools
+write and read them. It is text of strangers: it is checked for its form, and never runs or names a path to open.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from ..errors import CheckpointError
+
+__all__ = ["config_of", "encoded", "quantization_map_of", "sibling_map", "tied_map_of"]
+
+_SUFFIX = "_base64"
+_MOST_BYTES = 64 << 20
+"""Of a JSON file beside a checkpoint."""
+
+
+def encoded(**entries: Any) -> dict[str, str]:
+    """Metadata entries for what is not empty; `quantization_format` says how a quantization map is meant."""
+    return {
+        name + _SUFFIX: base64.b64encode(json.dumps(value, default=str).encode()).decode()
+        for name, value in entries.items()
+        if value
+    }
+
+
+def config_of(metadata: Mapping[str, str], source: str) -> Optional[dict[str, Any]]:
+    """The model's configuration, or None."""
+    return _mapping(metadata, "config", source)
+
+
+def quantization_map_of(metadata: Mapping[str, str], source: str) -> Optional[dict[str, Any]]:
+    """Module name → how it is quantized, or None."""
+    return _mapping(metadata, "quantization_map", source)
+
+
+def tied_map_of(metadata: Mapping[str, str], source: str) -> Optional[dict[str, list[str]]]:
+    """The name that is stored → the other names of the same weight, or None."""
+    tied = _mapping(metadata, "tied_weights_map", source)
+    for kept, aliases in (tied or {}).items():
+        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+            raise CheckpointError(f"{source}: its map of tied weights gives no list of names for {kept!r}")
+    return tied
+
+
+def sibling_map(path: str) -> Optional[dict[str, Any]]:
+    """The quantization map in `<file>_map.json` beside a file without one of its own, or None."""
+    beside = os.path.splitext(path)[0] + "_map.json"
+    return read_json(beside) if os.path.isfile(beside) else None
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The object in a JSON file. CheckpointError if it is none, or larger than anything of its kind."""
+    try:
+        size = os.path.getsize(path)
+        if size > _MOST_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes; at most {_MOST_BYTES} are read of a JSON file")
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, where an object is due")
+    return value
+
+
+def _mapping(metadata: Mapping[str, str], name: str, source: str) -> Optional[dict[str, Any]]:
+    text = metadata.get(name)
+    try:
+        if name + _SUFFIX in metadata:
+            text = base64.b64decode(metadata[name + _SUFFIX], validate=True).decode()
+        value = json.loads(text) if text else None
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{source}: {name} in its metadata cannot be read: {error}") from None
+    if value is not None and not isinstance(value, dict):
+        raise CheckpointError(
+            f"{source}: {name} in its metadata is a JSON {type(value).__name__}, where an object is due"
+        )
+    return value

@@ -1,0 +1,112 @@
+"""Writes a model as one safetensors file that needs nothing beside it: weights, ties and configuration.
+
+Weights that share bytes are stored once; the metadata says under which other names they are known. The official library
+reads the file, and so does everything built on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from .. import _native
+from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailableError
+from ..spans import is_wrapper
+from .metadata import encoded, read_json
+from .progress import progress_of
+from .tensors import name_of_dtype
+from .unavailable import QuantizationType, qint8, refuse_quantizing
+
+__all__ = ["save_model"]
+
+
+def save_model(
+    model: nn.Module,
+    file_path: Union[str, os.PathLike[str]],
+    do_quantize: bool = False,
+    quantizationType: QuantizationType = qint8,
+    verboseLevel: int = -1,
+    config_file_path: Union[str, os.PathLike[str], None] = None,
+    filter_sd: Optional[Iterable[str]] = None,
+    quantize_exclude: Optional[Iterable[str]] = None,
+) -> None:
+    """Saves a model's parameters and persistent buffers in one safetensors file.
+
+    config_file_path: a JSON file with the configuration to put into the file. Without it, that of a model loaded here, the
+        model's own `config`, or config.json beside the file.
+    filter_sd: names of weights or modules; only the weights of these modules are saved.
+
+    The file appears whole or not at all. An attached model is saved from its host bytes.
+    """
+    refuse_quantizing(do_quantize)
+    path = os.fspath(file_path)
+    progress = progress_of([path])
+    try:
+        kept, ties = _weights(model, filter_sd)
+        metadata = {"format": "pt", **encoded(config=_config(model, path, config_file_path), tied_weights_map=ties)}
+        total = sum(tensor.nbytes for tensor in kept.values())
+        rows = [_row(name, tensor) for name, tensor in kept.items()]
+        _native.save(path, rows, metadata, lambda done: progress.poll(done / max(total, 1)))
+    except LoadingCancelled as error:
+        raise error.with_traceback(None) from None
+    finally:
+        progress.close()
+
+
+def _row(name: str, tensor: Tensor) -> tuple[str, str, list[int], int, int]:
+    kind = name_of_dtype(tensor.dtype)
+    if kind is None:
+        raise CheckpointError(f"{name} is {tensor.dtype}, a type that safetensors files cannot hold")
+    shape = list(tensor.shape)
+    if kind == "F4":
+        shape[-1] *= 2
+    return name, kind, shape, tensor.data_ptr(), tensor.nbytes
+
+
+def _weights(model: nn.Module, filter_sd: Optional[Iterable[str]]) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """What to store, contiguous and in CPU memory, and the other names of what is stored once."""
+    kept: dict[str, Tensor] = {}
+    ties: dict[str, list[str]] = {}
+    first: dict[Any, str] = {}
+    chosen = None
+    state = model.state_dict()
+    if filter_sd is not None:
+        chosen = tuple({(name.rpartition(".")[0] if name in state else name.rstrip(".")) for name in filter_sd})
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            continue  # extra state that a module keeps beside its tensors
+        module = name.rpartition(".")[0]
+        if chosen is not None and not any(module == base or module.startswith(base + ".") for base in chosen):
+            continue
+        if tensor.is_meta:
+            raise ModelError(f"{name} is on the meta device: load its weights before saving")
+        if is_wrapper(tensor) or tensor.is_quantized or tensor.layout != torch.strided:
+            raise NotAvailableError(f"{name} is a {type(tensor).__name__}; only plain tensors can be saved yet")
+        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in first:
+            ties.setdefault(first[key], []).append(name)
+            continue
+        first[key] = name
+        kept[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return kept, ties
+
+
+def _config(model: nn.Module, path: str, given: Union[str, os.PathLike[str], None]) -> Optional[dict[str, Any]]:
+    if given is not None:
+        return read_json(os.fspath(given))
+    config = getattr(model, "_config", None)
+    if isinstance(config, Mapping) and config:
+        return dict(config)
+    config = getattr(model, "config", None)
+    if hasattr(config, "to_dict"):  # transformers
+        found = dict(config.to_dict())
+        found["architectures"] = found.get("architectures") or [type(model).__name__]
+        return found
+    if isinstance(config, Mapping) and config and getattr(model, "config_name", None):  # diffusers
+        return {"_class_name": type(model).__name__, **config}
+    beside = os.path.join(os.path.dirname(path), "config.json")
+    return read_json(beside) if os.path.isfile(beside) else None

@@ -1,0 +1,177 @@
+"""What a model is loaded from: one file or several, safetensors, GGUF or pickles, or dictionaries of tensors.
+
+Everything is gathered under names before a model is looked at: weights, which of them are quantized and tied, and the
+configuration that came with them. A name that two files have is refused; the later one never wins silently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+from torch import Tensor
+
+from .._native import Checkpoint
+from ..errors import CheckpointError, WeightsError
+from .metadata import quantization_map_of, read_json, sibling_map, tied_map_of
+from .pickles import is_pickle, load_pickle
+from .progress import Progress
+from .tensors import map_tensors
+
+__all__ = ["Source", "StateDict", "as_list", "merge", "open_source", "paths_of", "read_source"]
+
+_PICKLE_INDEXES = (".bin.index.json", ".pt.index.json", ".pth.index.json")
+_FOLDER_PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+
+
+class StateDict(dict[str, Tensor]):
+    """Weights by name. `report` says where they came from and how many bytes were copied."""
+
+    report: dict[str, Any]
+
+    def __init__(self, weights: Mapping[str, Tensor], report: dict[str, Any]) -> None:
+        super().__init__(weights)
+        self.report = report
+
+
+@dataclass
+class Source:
+    """Weights and what came with them."""
+
+    name: str
+    """For errors: the path, or what it is."""
+    sd: dict[str, Tensor]
+    quantization_map: Optional[dict[str, Any]] = None
+    tied_map: Optional[dict[str, list[str]]] = None
+    notes: list[str] = field(default_factory=list)
+    copied_bytes: int = 0
+    """Bytes that were copied because they are not aligned in their file."""
+    files: list[str] = field(default_factory=list)
+
+    def report(self) -> dict[str, Any]:
+        """What a user may want to know of how it was read."""
+        return {"files": list(self.files), "notes": list(self.notes), "copied_bytes": self.copied_bytes}
+
+
+def as_list(sources: Any) -> list[Any]:
+    """One source or several, as a list. A tuple is one: weights with their maps."""
+    if sources is None:
+        return []
+    return list(sources) if isinstance(sources, list) else [sources]
+
+
+def paths_of(sources: Iterable[Any]) -> list[str]:
+    """Those that are paths."""
+    return [os.fspath(source) for source in sources if isinstance(source, (str, os.PathLike))]
+
+
+def read_source(source: Any, progress: Progress) -> Source:
+    """Reads a path, or takes a dictionary or a tuple of weights, quantization map and tied map."""
+    if isinstance(source, (str, os.PathLike)):
+        return _read_path(os.fspath(source), progress)
+    parts = source if isinstance(source, tuple) else (source,)
+    sd, quantization_map, tied_map = (*parts, None, None, None)[:3]
+    if len(parts) > 3 or not isinstance(sd, Mapping) or not all(isinstance(value, Tensor) for value in sd.values()):
+        raise WeightsError(
+            f"weights come from a path, a dictionary of tensors, or a tuple (weights, quantization map, tied map), not "
+            f"from a {type(source).__name__}"
+        )
+    return Source("the given weights", dict(sd), quantization_map or None, tied_map or None)
+
+
+def merge(sources: list[Source]) -> Source:
+    """All of them as one model's weights."""
+    if len(sources) == 1:
+        return sources[0]
+    merged = Source(", ".join(source.name for source in sources), {})
+    owner: dict[str, str] = {}
+    for source in sources:
+        for name, tensor in source.sd.items():
+            if name in owner:
+                raise CheckpointError(f"{name} is in both {owner[name]} and {source.name}; give each weight once")
+            owner[name] = source.name
+            merged.sd[name] = tensor
+        merged.quantization_map = _united(merged.quantization_map, source.quantization_map)
+        merged.tied_map = _united(merged.tied_map, source.tied_map)
+        merged.notes += source.notes
+        merged.files += source.files
+        merged.copied_bytes += source.copied_bytes
+    return merged
+
+
+def _united(first: Optional[dict[str, Any]], second: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
+    return {**first, **second} if first and second else first or second
+
+
+def open_source(path: str) -> Union[Checkpoint, list[str]]:
+    """Opens a path: a checkpoint whose header is read, or the pickles that it stands for."""
+    path = _found(path)
+    if os.path.isdir(path):
+        if not any(name.endswith((".safetensors", ".gguf", ".safetensors.index.json")) for name in os.listdir(path)):
+            for name in _FOLDER_PICKLES:
+                if os.path.isfile(os.path.join(path, name)):
+                    return open_source(os.path.join(path, name))
+    elif path.endswith(_PICKLE_INDEXES):
+        return _indexed(path)
+    elif not path.endswith(".json") and is_pickle(path):
+        return [path]
+    return Checkpoint.open([path])
+
+
+def _read_path(path: str, progress: Progress) -> Source:
+    opened = open_source(path)
+    if isinstance(opened, list):
+        source = Source(path, {}, files=opened)
+        for number, file in enumerate(opened):
+            progress.poll(number / len(opened))
+            for name, tensor in load_pickle(file).items():
+                if name in source.sd:
+                    raise CheckpointError(f"{name} is in more than one of the files of {path}, also in {file}")
+                source.sd[name] = tensor
+        source.quantization_map = sibling_map(path)
+        return source
+    weights, packed, copied = map_tensors(opened, opened.entries(), progress.poll)
+    quantization_map, tied_map = sibling_map(path), None
+    # Shards may have a map each.
+    for metadata in opened.metadata():
+        quantization_map = _united(quantization_map, quantization_map_of(metadata, path))
+        tied_map = _united(tied_map, tied_map_of(metadata, path))
+    for name, kind in packed.items():
+        quantization_map = quantization_map or {}
+        quantization_map.setdefault(name.removesuffix(".weight"), {"weights": kind, "activations": "none"})
+    return Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
+
+
+def _found(path: str) -> str:
+    """The path, or the file that the model hub's local cache has for `owner/repository/file`."""
+    if os.path.exists(path):
+        return path
+    parts = path.split("/")
+    if len(parts) >= 3 and not os.path.isabs(path):
+        try:
+            from huggingface_hub import try_to_load_from_cache
+
+            cached = try_to_load_from_cache("/".join(parts[:2]), "/".join(parts[2:]))
+        except (ImportError, ValueError):
+            cached = None
+        if isinstance(cached, str):
+            return cached
+    raise CheckpointError(f"{path} does not exist, here or in the local cache of the model hub")
+
+
+def _indexed(path: str) -> list[str]:
+    """The pickles that an index names, all of them checked to be there."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path} has no weight_map, which says what file holds which weight")
+    folder = os.path.dirname(path)
+    names = sorted(set(map(str, weight_map.values())))
+    for name in names:
+        if not name or name != os.path.basename(name) or name in (".", "..") or "\0" in name:
+            raise CheckpointError(f"{path} names the file {name!r}, which leaves its folder")
+    missing = [name for name in names if not os.path.isfile(os.path.join(folder, name))]
+    if missing:
+        raise CheckpointError(f"{path} names {len(missing)} files that are missing: {', '.join(missing[:8])}")
+    return [os.path.join(folder, name) for name in names]

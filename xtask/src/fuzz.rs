@@ -1,0 +1,214 @@
+//! `fuzz`: runs one fuzz target for a while, with cargo-fuzz and the nightly compiler. On the stable compiler the tests of the
+//! checkpoint crate replay the corpora; this looks for new inputs, which stay in `target` until they are copied.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{process, workspace};
+
+/// Where the targets are, and the files that each starts from beside its own corpus.
+const CRATE: &str = "crates/checkpoint";
+const SEEDS: &str = "crates/checkpoint/tests/corpus";
+/// Bytes of an input: enough for any header that says something.
+const MAX_LENGTH: &str = "-max_len=65536";
+/// Seconds after which one input is too slow, and MiB beyond which it takes too much.
+const BOUNDS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
+
+/// What to fuzz and for how long.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The target: a file of crates/checkpoint/fuzz/targets. Without it, the targets are listed.
+    name: Option<String>,
+    /// How long, in seconds.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    seconds: u64,
+    /// Print one JSON object as the last line: target, seconds, inputs, new, crashes.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Fuzzes. Exit status 0: nothing was found; 1: something was, or the fuzzer could not run; the last line says which.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let targets = targets()?;
+    let Some(name) = &args.name else {
+        let list = serde_json::json!({ "targets": targets });
+        println!("{}", if args.json { list.to_string() } else { targets.join("\n") });
+        return Ok(ExitCode::SUCCESS);
+    };
+    if !targets.contains(name) {
+        bail!("there is no fuzz target {name}; there are {}", targets.join(", "));
+    }
+    needs("cargo-fuzz", &["fuzz", "--version"], "`cargo install cargo-fuzz`")?;
+    needs("the nightly compiler", &["+nightly", "--version"], "`rustup toolchain install nightly`")?;
+    let outcome = fuzz(name, args.seconds)?;
+    if args.json {
+        println!("{}", outcome.json(name));
+    } else {
+        println!("{name}: {} inputs, {} new, {} crashes", outcome.inputs, outcome.new, outcome.crashes.len());
+    }
+    for crash in &outcome.crashes {
+        eprintln!("crash: {}", crash.display());
+    }
+    Ok(if outcome.clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What came of a run.
+#[derive(Debug, Default)]
+struct Outcome {
+    seconds: f64,
+    /// How many inputs were tried.
+    inputs: u64,
+    /// How many were kept, because they reach what none did before.
+    new: usize,
+    /// Inputs on which the target failed.
+    crashes: Vec<PathBuf>,
+    /// Whether the fuzzer itself ended well.
+    ended_well: bool,
+}
+
+impl Outcome {
+    fn clean(&self) -> bool {
+        self.ended_well && self.crashes.is_empty()
+    }
+
+    fn json(&self, name: &str) -> serde_json::Value {
+        serde_json::json!({
+            "target": name, "seconds": self.seconds, "inputs": self.inputs, "new": self.new,
+            "crashes": self.crashes, "clean": self.clean(),
+        })
+    }
+}
+
+fn fuzz(name: &str, seconds: u64) -> Result<Outcome> {
+    let work = workspace::root().join("target/fuzz");
+    let (found, crashes) = (work.join("corpus").join(name), work.join("crashes").join(name));
+    for folder in [&found, &crashes] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    let before = (files_below(&found)?.len(), files_below(&crashes)?);
+    let seeds = work.join("seeds").join(name);
+    gather(&workspace::root().join(SEEDS), &seeds)?;
+
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(workspace::root().join(CRATE)).args(["+nightly", "fuzz", "run", "--target-dir"]);
+    cargo.arg(work.join("build")).arg(name).args([&found, &workspace::root().join(corpus(name)), &seeds]);
+    cargo.arg("--").arg(format!("-max_total_time={seconds}")).args([MAX_LENGTH, "-print_final_stats=1"]);
+    cargo.args(BOUNDS).arg(format!("-artifact_prefix={}/", crashes.display()));
+    // Cargo says which compiler runs it; the nightly one must not hear of the stable one.
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUST_RECURSION_COUNT"] {
+        cargo.env_remove(variable);
+    }
+    let start = Instant::now();
+    let mut inputs = None;
+    // The fuzzer writes to its error stream.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(cargo.get_program()).args(cargo.get_args());
+    shell.current_dir(workspace::root().join(CRATE));
+    for (variable, _) in cargo.get_envs() {
+        shell.env_remove(variable);
+    }
+    let ended = process::tee(&mut shell, |line| inputs = executed(line).or(inputs));
+    let inputs = inputs.unwrap_or(0);
+    let crashes: Vec<_> =
+        files_below(&crashes)?.into_iter().filter(|crash| !before.1.contains(crash)).collect();
+    if let Err(error) = &ended
+        && crashes.is_empty()
+    {
+        bail!("the fuzzer did not run: {error}");
+    }
+    let new = files_below(&found)?.len().saturating_sub(before.0);
+    Ok(Outcome { seconds: start.elapsed().as_secs_f64(), inputs, new, crashes, ended_well: ended.is_ok() })
+}
+
+/// The number of inputs tried, from libFuzzer's final statistics.
+fn executed(line: &str) -> Option<u64> {
+    line.strip_prefix("stat::number_of_executed_units:")?.trim().parse().ok()
+}
+
+fn corpus(name: &str) -> String {
+    format!("{CRATE}/fuzz/corpus/{name}")
+}
+
+/// The names of the targets.
+fn targets() -> Result<Vec<String>> {
+    let folder = workspace::root().join(CRATE).join("fuzz/targets");
+    let files = files_below(&folder)?;
+    let mut names: Vec<_> =
+        files.iter().filter_map(|path| path.file_stem()?.to_str()).map(str::to_owned).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Fails, saying what to do, if a tool is not there.
+fn needs(what: &str, words: &[&str], how: &str) -> Result<()> {
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(workspace::root()).args(words).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+    let outcome = process::capture(&mut cargo);
+    outcome.map(drop).with_context(|| format!("fuzzing needs {what}, which is not installed: {how}"))
+}
+
+/// Every file below a folder.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut open = vec![folder.to_owned()];
+    let mut files = Vec::new();
+    while let Some(folder) = open.pop() {
+        let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() { open.push(path) } else { files.push(path) }
+        }
+    }
+    Ok(files)
+}
+
+/// Copies the files below a folder into one without folders, which is what the fuzzer reads.
+fn gather(from: &Path, into: &Path) -> Result<()> {
+    fs::create_dir_all(into).with_context(|| format!("cannot create {}", into.display()))?;
+    for (number, path) in files_below(from)?.into_iter().enumerate() {
+        fs::copy(&path, into.join(number.to_string()))
+            .with_context(|| format!("cannot copy {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_a_corpus_and_an_entry() {
+        let targets = targets().unwrap();
+        assert!(targets.contains(&"safetensors_header".to_owned()), "{targets:?}");
+        let manifest = fs::read_to_string(workspace::root().join(CRATE).join("fuzz/Cargo.toml")).unwrap();
+        for name in targets {
+            assert!(!files_below(&workspace::root().join(corpus(&name))).unwrap().is_empty(), "{name}");
+            assert!(manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")), "{name}");
+        }
+    }
+
+    #[test]
+    fn statistics_are_read() {
+        assert_eq!(executed("stat::number_of_executed_units: 1234"), Some(1234));
+        assert_eq!(executed("#2 INITED cov: 4"), None);
+    }
+
+    #[test]
+    fn a_run_that_found_something_is_not_clean() {
+        let mut outcome = Outcome { ended_well: true, ..Outcome::default() };
+        assert!(outcome.clean());
+        outcome.crashes.push("crash-1".into());
+        assert!(!outcome.clean() && outcome.json("x")["crashes"][0] == "crash-1");
+    }
+
+    #[test]
+    fn an_unknown_target_and_a_missing_tool_are_errors_that_say_what_to_do() {
+        let args = Args { name: Some("nothing".into()), seconds: 1, json: false };
+        assert!(run(&args).unwrap_err().to_string().contains("shard_index"));
+        let missing = needs("a tool", &["no-such-command"], "install it").unwrap_err().to_string();
+        assert!(missing.contains("needs a tool") && missing.contains("install it"));
+    }
+}
