@@ -138,6 +138,15 @@ class Offloader:
         """
     def predict(self, cuts: dict[int, list[int]], order: list[int] | None) -> float:
         """The seconds a step is predicted to take with what `segment` would choose; for comparing cuts."""
+    def time_next_step(self) -> None:
+        """Measures on the device what each visit of the next step computes. Costs two events a visit, once."""
+    def learn_pace(self) -> bool:
+        """Whether that step has been measured; `segment` and `predict` go by it from then on. Never waits."""
+    def gain(self, cuts: dict[int, list[int]], order: list[int] | None) -> tuple[float, float, float] | None:
+        """Seconds a step takes now, seconds it would take after `segment` with these cuts, and what that takes once.
+
+        None if no step of this plan and order was measured.
+        """
     def hold(self, tensors: list[int], stream: int) -> Hold:
         """Makes tensors present until the hold is released, whatever the budget's plan says about their turn."""
     def stats(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -19,14 +18,16 @@ from .anchors import SegmentedBlock
 from .binding import Binding
 from .calls import runs_later
 from .compiled import COMPILES, check_compiled, compiling, holds_compiled, refuse_freezing, uncompiled_step
-from .errors import ModelError, StateError, WeightstreamError
+from .division import Division
+from .errors import DeviceError, ModelError, StateError, WeightstreamError
 from .evidence import Evidence
 from .net import Net
 from .overrides import Overrides
 from .ownership import Block, Ownership
+from .pacing import Pacing
 from .recorder import Recorder
 from .runtime import ROOT, Runtime
-from .segments import Segment, StepPlan, coarsen, join, plan_segments, small_tensors
+from .segments import Segment, coarsen, plan_segments, small_tensors
 from .trace import Trace
 from .wrap import Forward, Guarded, wrap_unit
 
@@ -45,27 +46,6 @@ of Python. Measured on 24 blocks of 700 MB: 4 turns a block 1.038 and 1.045 of i
 def streaming_blocks(ownership: Ownership) -> list[Block]:
     """The blocks that own bytes, which are the native plan's blocks, in its order."""
     return [block for block in ownership.blocks if any(ownership.tensors[i].nbytes for i in block.tensors)]
-
-
-@dataclass
-class _Division:
-    """Blocks cut into segments, before the engine says which of the cuts it uses."""
-
-    cost: float
-    cuts: dict[int, list[int]]
-    order: list[int]
-    segments: dict[int, tuple[Segment, ...]]
-    first: dict[int, int]
-    """The number of each block's first segment, counted block by block."""
-
-    def joined(self, units: list[int]) -> tuple[dict[int, tuple[Segment, ...]], dict[int, int]]:
-        """The segments of each block and its first unit, given the unit that each segment became part of."""
-        segments, first = {}, {}
-        for block, parts in self.segments.items():
-            start = self.first[block]
-            segments[block] = join(parts, units[start : start + len(parts)])
-            first[block] = units[start]
-        return segments, first
 
 
 class ModelSteps:
@@ -92,6 +72,8 @@ class ModelSteps:
         self._net = Net(model, ownership, small_tensors(ownership))
         self._evidence: Evidence | None = None
         self._recorder: Recorder | None = None
+        self._pacing: Pacing | None = None
+        """What is still to be measured of the way the blocks are cut."""
         self._borrowed: list[Hold] = []
         check_compiled(model)
         self._compiled = holds_compiled(model) is not None
@@ -123,8 +105,11 @@ class ModelSteps:
             self._settled = False
             self._runtime.offloader.segment({}, None, False)
             self._evidence = None
+            self._pacing = None
             self.restore()
             self._wrap_whole()
+        elif self._pacing is not None and not self._runtime.held and self._pacing.is_known():
+            self._plan_again(self._pacing)
 
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the root's call, watched if there is no evidence yet."""
@@ -144,6 +129,8 @@ class ModelSteps:
     def after(self) -> None:
         """Cuts the blocks by what a watched step did."""
         if self._recorder is None:
+            if self._pacing is not None:
+                self._pacing.after()
             return
         trace, self._recorder = self._recorder.trace(), None
         # While something is held, units cannot change: the next step is watched again.
@@ -173,41 +160,45 @@ class ModelSteps:
             self._note("blocks stay whole, since the model is compiled: a cut inside a block would cut its graph")
             self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
             return
+        numbers = self._binding.numbers
+        ways = [
+            (Division.of(coarse, self._blocks, numbers), 1.0),
+            (Division.of(fine, self._blocks, numbers), _WORTH_MORE_TURNS),
+        ]
+        self._use(min(ways, key=lambda way: self._cost(way[0]) * way[1])[0])
+        if not self.everywhere:
+            self._pacing = Pacing(self._runtime.offloader, ways)
+
+    def _use(self, division: Division) -> None:
+        """Puts the segments of a division in the place of the units there are; between steps."""
         self._settled = False
-        division = min((self._divide(coarse), self._divide(fine, _WORTH_MORE_TURNS)), key=lambda found: found.cost)
         try:
             units = self._runtime.offloader.segment(division.cuts, division.order, self.everywhere)
         except WeightstreamError as error:
-            self._note(f"blocks stay whole: {error}")
-            self._settled = True
+            self._note(f"blocks stay as they are: {error}")
+            # A driver that failed may have left the new units to be put in place by the next step.
+            self._settled = not isinstance(error, DeviceError)
         else:
             self._wrap_segments(*division.joined(units))
         self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
 
-    def _divide(self, plan: StepPlan, dearer: float = 1.0) -> _Division:
-        """The cuts of a plan as the engine takes them, with the predicted time of a step, `dearer` times, as their cost."""
-        segments = {block.index: _usable(plan, block) for block in self._blocks}
-        first: dict[int, int] = {}
-        count = 0
-        for block in self._blocks:
-            first[block.index] = count
-            count += max(1, len(segments[block.index]))
-        cuts = {
-            position: [self._binding.numbers[segment.tensors[0]] for segment in segments[block.index][1:]]
-            for position, block in enumerate(self._blocks)
-            if len(segments[block.index]) > 1
-        }
-        order: list[int] = []
-        for block_index, segment in plan.order:
-            if block_index in first:
-                unit = first[block_index] + (segment if len(segments[block_index]) > 1 else 0)
-                if not order or order[-1] != unit or segment == 0:
-                    order.append(unit)
+    def _plan_again(self, pacing: Pacing) -> None:
+        """Cuts the blocks anew, by what a step was measured to compute, if that pays."""
+        self._pacing = None
+        better = pacing.better()
+        if better is not None:
+            division, now, then = better
+            self._use(division)
+            self._note(
+                f"planned again by what a step computes: {now * 1e3:.1f} ms a step predicted before, {then * 1e3:.1f} after"
+            )
+
+    def _cost(self, division: Division) -> float:
+        """The predicted time of a step with these cuts."""
         try:
-            cost = self._runtime.offloader.predict(cuts, order) * dearer
+            return self._runtime.offloader.predict(division.cuts, division.order)
         except WeightstreamError:
-            cost = math.inf
-        return _Division(cost, cuts, order, segments, first)
+            return math.inf
 
     def _wrap_whole(self) -> None:
         """Makes each block one unit, numbered as the blocks are."""
@@ -290,14 +281,6 @@ class _Lending(Recorder):
 
 _NEVER = -(1 << 62)
 """A unit that is never open."""
-
-
-def _usable(plan: StepPlan, block: Block) -> tuple[Segment, ...]:
-    """A block's segments, or none if one module's calls would begin two of them."""
-    segments = plan.blocks[block.index].segments
-    anchors = [id(anchor) for segment in segments for anchor in segment.anchors]
-    alone = len(set(anchors)) == len(anchors) and id(block.module) not in anchors
-    return segments if alone else ()
 
 
 def _in_functional_call() -> bool:

@@ -10,7 +10,7 @@ mod unit_set;
 mod units;
 
 pub use engine::{
-    Engine, EngineDesc, EngineError, EngineOptions, EngineReport, EngineStats, Source, SourcePart,
+    Engine, EngineDesc, EngineError, EngineOptions, EngineReport, EngineStats, Source, SourcePart, StepTimes,
     StoreSource, UnitReport,
 };
 pub use layout::{ALIGNMENT, BlockSpan, Layout, LayoutOptions};

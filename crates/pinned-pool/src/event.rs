@@ -24,6 +24,18 @@ impl Event {
         Ok(Self { driver, handle })
     }
 
+    /// Makes an event that keeps the time at which its latest record was reached.
+    pub fn timer(driver: Arc<dyn Driver>) -> Result<Self> {
+        let handle = driver.create_timer()?;
+        Ok(Self { driver, handle })
+    }
+
+    /// The seconds from this event's latest record to that of `later`, both timers; `None` while one has not been
+    /// reached. Never blocks.
+    pub fn seconds_until(&self, later: &Self) -> Result<Option<f64>> {
+        Ok(self.driver.elapsed(self.handle, later.handle)?)
+    }
+
     /// Marks the end of what `stream`, which may be a foreign one, holds now.
     pub fn record(&self, stream: StreamHandle) -> Result<()> {
         Ok(self.driver.record_event(self.handle, stream)?)

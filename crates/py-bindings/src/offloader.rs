@@ -134,6 +134,28 @@ impl Offloader {
         self.inner.with(py, true, |facade| facade.predict(&cuts, order))
     }
 
+    fn time_next_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.with(py, false, |facade| {
+            facade.time_next_step();
+            Ok(())
+        })
+    }
+
+    fn learn_pace(&self, py: Python<'_>) -> PyResult<bool> {
+        self.inner.with(py, false, |facade| Ok(facade.learn_pace()))
+    }
+
+    fn gain(
+        &self,
+        py: Python<'_>,
+        cuts: BTreeMap<u32, Vec<u32>>,
+        order: Option<Vec<u32>>,
+    ) -> PyResult<Option<(f64, f64, f64)>> {
+        let (cuts, order) = (cuts_of(cuts), order_of(order));
+        let gain = self.inner.with(py, true, |facade| facade.gain(&cuts, order))?;
+        Ok(gain.map(|gain| (gain.now, gain.then, gain.switch)))
+    }
+
     fn hold(&self, py: Python<'_>, tensors: Vec<u32>, stream: u64) -> PyResult<Hold> {
         let tensors: Vec<TensorId> = tensors.into_iter().map(TensorId).collect();
         let units = self.inner.with(py, true, |facade| facade.hold(&tensors, StreamHandle(stream)))?;

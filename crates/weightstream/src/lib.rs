@@ -5,6 +5,7 @@ mod budget;
 mod builder;
 mod error;
 mod offloader;
+mod pace;
 mod planned;
 mod report;
 mod request;
@@ -13,6 +14,7 @@ pub use budget::Budget;
 pub use builder::OffloaderBuilder;
 pub use error::{Error, Result};
 pub use offloader::Offloader;
+pub use pace::Gain;
 pub use planned::PlannedOffloader;
 pub use report::{HostReport, Report};
 

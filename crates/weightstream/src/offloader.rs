@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
 use offload_core::{
@@ -13,6 +13,7 @@ use vmm_alloc::AddressSpace;
 
 use crate::builder::OffloaderBuilder;
 use crate::error::{Error, Result};
+use crate::pace::{Gain, Pace};
 use crate::report::Report;
 use crate::request::Request;
 
@@ -31,6 +32,8 @@ pub struct Offloader {
     pub(crate) model: ModelDesc,
     pub(crate) request: Request,
     pub(crate) store: Arc<StoreSource>,
+    /// What was measured of the plan in place or one before it.
+    pub(crate) pace: Mutex<Option<Pace>>,
 }
 
 impl Offloader {
@@ -144,7 +147,7 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
-        let chosen = self.request.plan_segments(self.engine.layout(), &finest)?;
+        let chosen = self.request.plan_segments(self.engine.layout(), &finest, self.pace().as_ref())?;
         let holds = |part: &UnitDesc, unit: &UnitDesc| {
             unit.block == part.block && unit.span.start <= part.span.start && part.span.end <= unit.span.end
         };
@@ -155,7 +158,7 @@ impl Offloader {
     }
 
     /// The seconds that a step is predicted to take with what [`segment`](Self::segment) would choose: for comparing cuts.
-    /// Without compute times and the true rate of the link, only the ratio of two predictions means something.
+    /// Before [`learn_pace`](Self::learn_pace) has learnt something, only the ratio of two predictions means something.
     ///
     /// # Errors
     /// As [`segment`](Self::segment), a step under way aside.
@@ -164,7 +167,45 @@ impl Offloader {
         cuts: &BTreeMap<BlockId, Vec<TensorId>>,
         order: Option<Vec<UnitId>>,
     ) -> Result<f64> {
-        Ok(self.request.plan_segments(self.engine.layout(), &self.finest(cuts, order)?)?.step_seconds)
+        let finest = self.finest(cuts, order)?;
+        Ok(self.request.plan_segments(self.engine.layout(), &finest, self.pace().as_ref())?.step_seconds)
+    }
+
+    /// Measures the next step that begins: what each of its visits computes. Costs two events a visit, in that step.
+    pub fn time_next_step(&self) {
+        self.engine.time_next_step();
+    }
+
+    /// Takes what was measured, if the device has come to its end: whether there is something new that
+    /// [`segment`](Self::segment) and [`predict`](Self::predict) go by from now on. Never blocks.
+    pub fn learn_pace(&self) -> bool {
+        let Some(times) = self.engine.take_step_times() else { return false };
+        let learnt = Pace::new(&self.engine.plan(), &times, self.engine.link_rate());
+        let is_new = learnt.is_some();
+        if is_new {
+            *self.pace.lock().unwrap_or_else(PoisonError::into_inner) = learnt;
+        }
+        is_new
+    }
+
+    /// What [`segment`](Self::segment) with these cuts would bring over the plan in place; `None` if nothing was measured
+    /// of this plan and order.
+    ///
+    /// # Errors
+    /// As [`predict`](Self::predict).
+    pub fn gain(
+        &self,
+        cuts: &BTreeMap<BlockId, Vec<TensorId>>,
+        order: Option<Vec<UnitId>>,
+    ) -> Result<Option<Gain>> {
+        let (finest, pace) = (self.finest(cuts, order)?, self.pace());
+        let Some(pace) = pace.filter(|pace| pace.compute_of(&finest).is_some()) else { return Ok(None) };
+        let then = self.request.plan_segments(self.engine.layout(), &finest, Some(&pace))?;
+        pace.gain(&self.engine.plan(), &then).map(Some)
+    }
+
+    fn pace(&self) -> Option<Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// As [`segment`](Self::segment), but at every cut, worth its copies or not: for callers that chose themselves.

@@ -1,7 +1,7 @@
 //! A planned model that takes its bytes group by group, and starts.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use gpu_driver::{Bytes, Driver};
 use offload_core::{
@@ -81,7 +81,14 @@ impl PlannedOffloader {
             source: Arc::clone(&store) as Arc<dyn Source>,
             options: self.options,
         })?;
-        Ok(Offloader { engine, driver: self.driver, model: self.model, request: self.request, store })
+        Ok(Offloader {
+            engine,
+            driver: self.driver,
+            model: self.model,
+            request: self.request,
+            store,
+            pace: Mutex::new(None),
+        })
     }
 
     fn described(&self, id: TensorId) -> Result<Bytes> {

@@ -82,8 +82,8 @@ fn timers_keep_the_order_of_a_stream(driver: &dyn Driver) {
         for timer in timers {
             driver.synchronize_event(timer).unwrap();
         }
-        let forward = driver.elapsed(timers[0], timers[1]).unwrap().expect("both were reached");
-        let backward = driver.elapsed(timers[1], timers[0]).unwrap().expect("both were reached");
+        let forward = driver.elapsed(timers[0], timers[1]).unwrap().unwrap();
+        let backward = driver.elapsed(timers[1], timers[0]).unwrap().unwrap();
         assert!((0.0..60.0).contains(&forward) && (forward + backward).abs() < 1e-6, "{forward} {backward}");
     }
     driver.record_event(plain, stream).unwrap();

@@ -14,6 +14,7 @@ use super::replan::check_plan;
 use super::source::{Source, check_source};
 use super::state::State;
 use super::stats::{EngineReport, EngineStats, UnitReport};
+use super::timing::StepTimes;
 use crate::layout::Layout;
 use crate::model::{TensorId, UnitId};
 use crate::plan::{Plan, UnitPlan};
@@ -171,6 +172,22 @@ impl Engine {
     /// plan stays pending, and the next step completes it before anything runs.
     pub fn replan(&self, plan: Plan) -> Result<()> {
         self.lock().replan(plan, &self.layout)
+    }
+
+    /// Times the next step that begins on this plan; costs two events a visit.
+    pub fn time_next_step(&self) {
+        self.lock().timing.arm();
+    }
+
+    /// What the visits of the step that was timed computed, once; `None` if there is none, or if the device has not come
+    /// to its end. Never blocks. A step that failed, or in which one visit was made inside another, has no times.
+    pub fn take_step_times(&self) -> Option<StepTimes> {
+        self.lock().timing.take()
+    }
+
+    /// The rate at which resident bytes were uploaded, in bytes a second, where enough were to tell.
+    pub fn link_rate(&self) -> Option<f64> {
+        self.lock().link_rate
     }
 
     /// Gives up a step whose thread will not end it. The next step, of any thread, waits for all work and starts over.

@@ -16,11 +16,13 @@ mod replan;
 mod source;
 mod state;
 mod stats;
+mod timing;
 
 pub use core::{Engine, EngineDesc, EngineOptions};
 pub use error::EngineError;
 pub use source::{Source, SourcePart, StoreSource};
 pub use stats::{EngineReport, EngineStats, UnitReport};
+pub use timing::StepTimes;
 
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gpu_driver::{Bytes, DeviceOrdinal};
 use pinned_pool::{HostRun, PreparedCopy};
@@ -15,6 +16,9 @@ use super::state::State;
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::schedule::Schedule;
+
+/// An upload of so many bytes takes long enough to tell the link's rate.
+const TELLING: u64 = 64 << 20;
 
 impl State {
     /// Puts another plan in place. Blocks until all work has run.
@@ -60,13 +64,14 @@ impl State {
         self.plan = plan;
         self.pending = None;
         self.stats.replans += 1;
+        self.timing.forget();
         Ok(())
     }
 
     /// Copies to resident granules what they do not hold yet. Blocks.
     fn upload(&mut self, plan: &Plan) -> Result<()> {
         let runs = self.memory.unfilled(plan);
-        let mut uploaded = 0;
+        let (mut uploaded, begun) = (0, Instant::now());
         for run in &runs {
             let copy = self.prepared(&self.memory.bytes_of(run))?;
             self.device.copies().enqueue(&copy)?;
@@ -74,6 +79,10 @@ impl State {
         }
         if !runs.is_empty() {
             self.device.copies().drain()?;
+            if uploaded >= TELLING {
+                let rate = uploaded as f64 / begun.elapsed().as_secs_f64();
+                self.link_rate = Some(self.link_rate.unwrap_or(0.0).max(rate));
+            }
         }
         self.stats.uploaded_bytes += uploaded;
         self.memory.note_filled(plan);

@@ -19,6 +19,7 @@ use super::error::{EngineError, Result};
 use super::memory::Memory;
 use super::source::Source;
 use super::stats::EngineStats;
+use super::timing::Timing;
 use crate::model::UnitId;
 use crate::plan::Plan;
 use crate::schedule::{Command, Schedule, ScheduleError};
@@ -50,6 +51,9 @@ pub(super) struct State {
     /// Holds not released. What they are for may be computed at any time.
     pub(super) held: u32,
     pub(super) commands: Vec<Command>,
+    pub(super) timing: Timing,
+    /// The fastest that resident bytes were ever uploaded, in bytes a second.
+    pub(super) link_rate: Option<f64>,
     #[cfg(test)]
     pub(super) mutant: Option<super::tests::Mutant>,
 }
@@ -75,6 +79,8 @@ impl State {
             visits: 0,
             held: 0,
             commands: Vec::new(),
+            timing: Timing::new(),
+            link_rate: None,
             #[cfg(test)]
             mutant: None,
         })
@@ -91,6 +97,7 @@ impl State {
         self.schedule.begin_step(&mut self.commands);
         self.run_commands()?;
         self.step = Some(Step { thread: thread::current().id(), marked: true });
+        self.timing.begin_step(self.device.driver(), stream);
         self.stats.steps += 1;
         Ok(())
     }
@@ -106,11 +113,13 @@ impl State {
             self.failed = true; // A unit was never left: the step was cut short.
         }
         if self.failed {
+            self.timing.give_up();
             return Ok(()); // Reported when it happened.
         }
         self.commands.clear();
         self.schedule.end_step(&mut self.commands);
         self.on_stream(stream)?;
+        self.timing.end_step(self.device.driver(), stream);
         let marked = self.device.mark_end();
         self.failed |= marked.is_err();
         marked?;
@@ -137,8 +146,10 @@ impl State {
         self.step.get_or_insert(Step { thread: thread::current().id(), marked: false });
         let entered = self.on_stream(stream).and_then(|()| {
             self.device.note_computation();
+            self.timing.reached(self.device.driver(), stream, self.visits > 1);
             self.run_commands()
         });
+        self.timing.free(self.device.driver(), stream, unit);
         if entered.is_err() {
             self.visits -= 1;
             self.end_visit_outside();

@@ -25,6 +25,10 @@ const SMALLEST_PART_OF_BUDGET: u64 = 64;
 /// More segments cost the host more calls: they must save at least a thousandth of the step.
 const WORTH: f64 = 0.999;
 
+/// The part of a copy's time that counts even where compute hides it: at 16,384 tokens on an H200, whose power is capped, 24
+/// units that stream 8 % more than 240 took 1.017 of the resident step, those 1.012, although they never wait for a copy.
+const HIDDEN: f64 = 0.1;
+
 /// In how many parts the largest block is cut at most, by candidate. Between neighbours the ring changes by a third or less.
 const PARTS: [u64; 9] = [1, 2, 3, 4, 6, 8, 12, 16, 24];
 
@@ -52,6 +56,8 @@ impl SegmentedPlan {
             layout.blocks().iter().map(|block| block.span.end - block.span.start).max().unwrap_or(0);
         let budget = request.budget.map_or(u64::MAX, |budget| budget.0);
         let smallest = SMALLEST_SEGMENT.0.min(budget / SMALLEST_PART_OF_BUDGET);
+        let seconds = |bytes: Bytes| bytes.0 as f64 / request.link_bytes_per_second;
+        let cost = |it: &Self| it.step_seconds + HIDDEN * seconds(it.plan.streamed_bytes_per_step());
         let mut best: Option<Self> = None;
         let mut refusal = None;
         let mut seen = Vec::new();
@@ -63,9 +69,7 @@ impl SegmentedPlan {
             }
             seen.push(units.units.len());
             match Self::of(layout, finest, units, request) {
-                Ok(plan)
-                    if best.as_ref().is_none_or(|best| plan.step_seconds < best.step_seconds * WORTH) =>
-                {
+                Ok(plan) if best.as_ref().is_none_or(|best| cost(&plan) < cost(best) * WORTH) => {
                     best = Some(plan);
                 }
                 Ok(_) => {}

@@ -11,5 +11,6 @@ mod property;
 mod rig;
 mod rng;
 mod threads;
+mod timing;
 
 pub(super) use mutant::{Mutant, mutate, mutate_schedule};
