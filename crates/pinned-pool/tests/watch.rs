@@ -1,5 +1,5 @@
 //! Placing a model is followed byte by byte, ended at any point, and gives everything back.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
 
