@@ -87,8 +87,9 @@ impl HostStore {
     /// Where a tensor's bytes live now. A clone keeps them alive, not page-locked.
     ///
     /// All of them, or any part, can be copied in one call of the driver while the store lives: they lie in one
-    /// registration or in none. Only where the slab was refused as a whole, or fills more than 64 GiB without a hole, may
-    /// a tensor lie in two or be registered in part; a copy of it must then be cut as [`runs`](Self::runs) cuts it.
+    /// registration or in none of this store's. Only a tensor in the slab of more than 4 GiB, or where the slab was refused,
+    /// may lie in two or be registered in part; a copy of it must then be cut as [`runs`](Self::runs) cuts it. What is not
+    /// page-locked is as its owner left it, which may be registered in part by somebody else.
     ///
     /// `None` also for a tensor whose bytes are in a file: [`source_of`](Self::source_of) knows those.
     pub fn bytes_of(&self, id: u32) -> Option<&HostBytes> {
@@ -107,7 +108,9 @@ impl HostStore {
 
     /// What must be copied to fill `line` bytes of the line, in order: one run where the slab holds it all and is registered
     /// in one piece; never a run that is registered in part, which the driver would refuse. Gaps between tensors
-    /// are left out, except padding inside a run, and so are bytes in files: [`line_runs`](Self::line_runs) has them all.
+    /// are left out, except padding inside a run, and so are unlocked bytes in files: [`line_runs`](Self::line_runs) has
+    /// them all. A run of a mapped file is for the copy engine alone: its bytes must not be read by host code, since the file
+    /// may be cut short.
     pub fn runs(&self, line: Range<u64>) -> Vec<HostRun> {
         let in_memory = |run| match run {
             LineRun::Locked(run) => Some(run),
