@@ -139,10 +139,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that a list of so many items, each of at least so many bytes, can still follow.
-    pub(super) fn check_count(&self, what: &str, count: u64, least: u64) -> Result<()> {
+    pub(super) fn check_count(&self, what: impl FnOnce() -> String, count: u64, least: u64) -> Result<()> {
         let room = self.left() / least;
         if count > room {
-            let what = what.to_owned();
+            let what = what();
             return self.fail(GgufProblem::Count { what, count, left: self.left(), room });
         }
         Ok(())

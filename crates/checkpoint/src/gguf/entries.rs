@@ -17,7 +17,7 @@ const KEPT_BYTES: u64 = 4 << 10;
 
 /// Reads so many entries.
 pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, limits: &Limits) -> Result<BTreeMap<String, Value>> {
-    cursor.check_count("metadata entries", count, LEAST)?;
+    cursor.check_count(|| "metadata entries".into(), count, LEAST)?;
     let limit = limits.max_metadata_entries as u64;
     if count > limit {
         let (place, what) = ("its metadata".to_owned(), "entries");
@@ -114,7 +114,7 @@ fn walk_array(cursor: &mut Cursor<'_>, key: &str, depth: u32) -> Result<Array> {
     let number = cursor.u32(place)?;
     let element = value_type(cursor, key, number)?;
     let count = cursor.u64(place)?;
-    cursor.check_count(&format!("elements in {key:?}"), count, element.least())?;
+    cursor.check_count(|| format!("elements in {key:?}"), count, element.least())?;
     let start = cursor.position();
     match element {
         ValueType::Text => {

@@ -39,7 +39,7 @@ impl Entry {
 
 /// Reads so many entries, keeping at most `room` bytes of RAM.
 pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, room: usize, limits: &Limits) -> Result<Vec<Entry>> {
-    cursor.check_count("tensors", count, LEAST)?;
+    cursor.check_count(|| "tensors".into(), count, LEAST)?;
     let limit = limits.max_tensors as u64;
     if count > limit {
         let place = "its tensor table".to_owned();
