@@ -6,7 +6,6 @@ import gc
 import io
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -56,8 +55,7 @@ def test_an_abort_at_any_phase_changes_nothing(saved: Path) -> None:
         with pytest.raises(LoadingCancelled, match="cancelled"), offload.loading_context(callback):
             offload.load_model_data(model, saved)
         assert heard == [phase for phase, *_ in PHASES[: stop + 1]]
-        if stop < len(PHASES) - 1:
-            assert all(parameter.is_meta for parameter in model.parameters())
+        assert all(parameter.is_meta for parameter in model.parameters())
     with pytest.raises(LoadingCancelled), offload.loading_context(offload.LoadingCallback(lambda: True)):
         raise AssertionError("the context does not begin")
 
@@ -67,19 +65,21 @@ def anonymous_kib() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def test_an_abort_in_the_middle_of_a_conversion_keeps_no_memory(tmp_path: Path) -> None:
+def test_an_abort_in_the_middle_of_a_conversion_keeps_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
     big = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(8)])
     offload.save_model(big, tmp_path / "x.safetensors")
     del big
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(8)])
-    asked: list[float] = []
+    asked: list[str] = []
     phases: list[str] = []
 
     def abort() -> bool:
-        if phases[-1:] == ["Applying Weights"]:
-            asked.append(time.monotonic())
-        return len(asked) > 4
+        asked.extend(phases[-1:])
+        return asked.count("Applying Weights") > 6
 
     callback = offload.LoadingCallback(abort, lambda phase, *_: phases.append(phase))
     before = anonymous_kib()

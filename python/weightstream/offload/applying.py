@@ -43,7 +43,7 @@ def apply(
     ignore_missing: bool,
     progress: Progress,
 ) -> None:
-    """Assigns the weights of `sd` to the model, ties and types as they have to be. Empties `sd`.
+    """Assigns the weights of `sd` to the model, ties and types as they have to be, and says so. Empties `sd`.
 
     WeightsError, with nothing changed, for weights that the model lacks, that the file lacks or that have another shape.
     """
@@ -69,6 +69,8 @@ def apply(
             )
         _check_filled(model)
         _convert(model, before, rules, progress)
+        # Inside: who aborts on hearing this gets the model as it was, too.
+        progress.phase("Weights Loaded", 3, 3)
 
 
 @contextmanager

@@ -20,8 +20,9 @@ __all__ = ["Converter", "DtypeRules"]
 
 _PIECE = 16 << 20
 """Bytes converted between two looks at whether to stop: a few milliseconds."""
-_LARGE = 32 << 20
-"""Bytes from which memory of its own, in huge pages, is taken: given back in an instant, and page-locked as it lies."""
+_LARGE = 4 << 20
+"""Bytes from which memory of its own, in huge pages, is taken: it goes back to the system in an instant, where the heap
+would keep it, and can be page-locked as it lies."""
 
 
 @dataclass(frozen=True)

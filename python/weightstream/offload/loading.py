@@ -243,7 +243,6 @@ def _load(
         ignore_missing=ignore_missing,
         progress=progress,
     )
-    progress.phase("Weights Loaded", 3, 3)
     if shared is not None:
         present = expected_names(model)
         found = {name: present[name] for name in from_extra if name in present}
