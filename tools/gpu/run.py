@@ -1,7 +1,7 @@
 """Runs the GPU tests, the bench or the demo from this folder, on a machine with Python and PyTorch and nothing else.
 
     python3 run.py                    the gate: exit status 0 all passed, 1 some failed or did not run, 3 no usable GPU
-    python3 run.py bench stream …     measures; arguments go to tools/bench/stream.py
+    python3 run.py bench stream …     measures; arguments go to tools/bench/stream.py, or to ready.py for bench ready
     python3 run.py demo …             the demo; arguments go to tools/demo/demo.py
 
 The packages of wheel/ and wheels/ are installed into a folder that is removed at the end. A package too large to be
@@ -209,11 +209,12 @@ def joined(folder):
 
 def bench(arguments):
     """Runs a bench by name."""
-    if arguments[:1] != ["stream"]:
-        print("run.py bench: the only bench here is stream", file=sys.stderr)
+    if arguments[:1] not in (["stream"], ["ready"]):
+        print("run.py bench: the benches here are stream and ready", file=sys.stderr)
         return RED
     commit = json.loads((HERE / "manifest.json").read_text())["commit"]
-    return tool("bench/stream.py", ["--commit", commit, *arguments[1:]])
+    locker = ["--locker", str(HERE / "bin/lock_slab")] if arguments[0] == "ready" else []
+    return tool(f"bench/{arguments[0]}.py", ["--commit", commit, *locker, *arguments[1:]])
 
 
 def demo(arguments):
