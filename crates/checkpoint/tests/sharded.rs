@@ -167,7 +167,7 @@ fn names_that_leave_the_folder_are_refused_before_they_become_paths() {
         )]);
         match index_problem(all.path()) {
             IndexProblem::Outside { tensor, file, .. } => {
-                assert_eq!((tensor.as_str(), file.as_str()), ("k", bad))
+                assert_eq!((tensor.as_str(), file.as_str()), ("k", bad));
             }
             other => panic!("{bad}: {other}"),
         }
@@ -229,7 +229,7 @@ fn broken_indexes_each_have_their_message() {
         (r#"{"weight_map":{"a":"x"}} x"#, "follows the end"),
         (r#"{"weight_map":{"a":"x"}"#, "the text ends there"),
         ("{\"weight_map\":{\"\u{1}\":\"x\"}}", "control character"),
-        ("\u{feff}{}", "is no JSON value"),
+        ("\u{feff}{}", "is not ASCII"),
         (
             r#"{"weight_map":{"a":"x"},"b":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["#,
             "nesting",
@@ -288,6 +288,22 @@ fn any_shard_opens_all_of_them_in_order() {
 }
 
 #[test]
+fn exactly_the_named_files_are_opened_if_asked_for() {
+    let form = |n, of| format!("m-{n:05}-of-{of:05}.safetensors");
+    let all = numbered(1..=3, 3, form);
+    let mut options = OpenOptions::default();
+    options.exact_files = true;
+    let exact = |path: &Path| Checkpoint::open(path, &options);
+    assert_eq!(names(&exact(&all.path().join(form(2, 3))).unwrap()), ["t002"]);
+    assert!(matches!(exact(all.path()), Err(CheckpointError::NotAFile { .. })));
+    let indexed = three();
+    assert!(matches!(
+        exact(&indexed.path().join(INDEX)),
+        Err(CheckpointError::Foreign { kind: Foreign::Json, .. })
+    ));
+}
+
+#[test]
 fn shards_may_count_from_zero_and_must_be_complete() {
     let form = |n, of| format!("m-{n:05}-of-{of:05}.safetensors");
     let all = numbered(0..=2, 3, form);
@@ -298,7 +314,7 @@ fn shards_may_count_from_zero_and_must_be_complete() {
     fs::remove_file(all.path().join(form(11, 12))).unwrap();
     match open(all.path().join(form(1, 12))) {
         Err(CheckpointError::MissingShards { missing, count: 12, .. }) => {
-            assert_eq!(missing, [form(3, 12), form(11, 12)])
+            assert_eq!(missing, [form(3, 12), form(11, 12)]);
         }
         other => panic!("{other:?}"),
     }
@@ -324,7 +340,7 @@ fn a_folder_is_opened_only_if_it_is_clear_what_it_holds() {
     assert_eq!(candidates(&[a.clone(), both[0].clone(), both[1].clone()]), [second, INDEX]);
     assert!(matches!(open(folder(&[("x.txt", vec![])]).path()), Err(CheckpointError::NoModel { .. })));
 
-    let one = folder(&[a.clone(), ("config.json", b"{}".to_vec())]);
+    let one = folder(&[a.clone(), ("config.json", b"{}".to_vec()), ("._a.safetensors", b"x".to_vec())]);
     assert_eq!(names(&open(one.path()).unwrap()), ["a"]);
     let usual = folder(&[a, ("model.safetensors", shard("m")), b]);
     let model = open(usual.path()).unwrap();
