@@ -85,17 +85,14 @@ fn check(case: &Case, files: &[(tempfile::NamedTempFile, Arc<SourceFile>)]) -> R
     for (tensor, id) in case.tensors.iter().zip(0u32..) {
         let offset = line.next_multiple_of(512);
         line = offset + tensor.size;
-        let (source, bytes) = match tensor.file {
-            Some((file, at)) => {
-                let bytes = FileBytes::new(&files[file].1, at, Bytes(tensor.size)).unwrap();
-                let expected = (at..at + tensor.size).map(|at| pattern(1000 + file as u64, at)).collect();
-                (SourceTensor::new(id, offset, bytes), expected)
-            }
-            None => {
-                let region = Region::anonymous(tensor.size.div_ceil(PAGE).max(1), u64::from(id));
-                let part = Part::new(&region.counted(&held).share(), 0..tensor.size);
-                (part.source(id, offset), part.expected())
-            }
+        let (source, bytes) = if let Some((file, at)) = tensor.file {
+            let bytes = FileBytes::new(&files[file].1, at, Bytes(tensor.size)).unwrap();
+            let expected = (at..at + tensor.size).map(|at| pattern(1000 + file as u64, at)).collect();
+            (SourceTensor::new(id, offset, bytes), expected)
+        } else {
+            let region = Region::anonymous(tensor.size.div_ceil(PAGE).max(1), u64::from(id));
+            let part = Part::new(&region.counted(&held).share(), 0..tensor.size);
+            (part.source(id, offset), part.expected())
         };
         sources.push(if tensor.lock { source } else { source.unlocked() });
         expected.push((offset, bytes));
