@@ -1,61 +1,16 @@
 //! Headers made to take time and memory: each is refused with little of either. Memory is counted by the allocator, time
 //! by the bytes that were read and the allocations that were made, so that the result does not depend on the machine.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    unsafe_code,
-    reason = "tests; a global allocator is unsafe by nature"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "common/counting.rs"]
+mod counting;
+
 use std::io::{self, Read, Write as _};
 use std::path::Path;
 
 use checkpoint::safetensors::{HeaderProblem, read_header};
 use checkpoint::{CheckpointError, FileHeader, IndexProblem, Limits, Result, read_index};
-
-/// What this thread holds, held at most, and how often it asked.
-#[derive(Debug, Clone, Copy, Default)]
-struct Count {
-    held: isize,
-    peak: isize,
-    calls: usize,
-}
-
-thread_local! {
-    static COUNT: Cell<Count> = const { Cell::new(Count { held: 0, peak: 0, calls: 0 }) };
-}
-
-struct Counting;
-
-fn count(bytes: isize) {
-    COUNT.with(|count| {
-        let mut now = count.get();
-        now.held += bytes;
-        now.peak = now.peak.max(now.held);
-        now.calls += usize::from(bytes > 0);
-        count.set(now);
-    });
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size().cast_signed());
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-layout.size().cast_signed());
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::taken;
 
 const MIB: isize = 1 << 20;
 /// What a refusal may take.
@@ -133,14 +88,8 @@ struct Cost {
 
 fn measure<T>(source: impl Read, act: impl FnOnce(&mut dyn Read) -> T) -> (T, Cost) {
     let mut source = Counted(source, 0);
-    let before = COUNT.with(|count| {
-        let held = count.get().held;
-        count.set(Count { held, peak: held, calls: 0 });
-        held
-    });
-    let outcome = act(&mut source);
-    let after = COUNT.with(Cell::get);
-    (outcome, Cost { peak: after.peak - before, allocations: after.calls, read: source.1 })
+    let (outcome, taken) = taken(|| act(&mut source));
+    (outcome, Cost { peak: taken.peak, allocations: taken.allocations, read: source.1 })
 }
 
 /// Reads a header of `LONG` bytes in a file with `data` bytes of data.
