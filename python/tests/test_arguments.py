@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from attach_models import attached, host, inputs, mlp, run, same_bits
@@ -63,3 +65,51 @@ def test_a_budget_too_small_for_a_model_without_towers(towers: object) -> None:
         weightstream.attach(nn.Linear(300, 300), device=host(), budget="100KiB", towers=towers)
     with pytest.raises(BudgetError, match="0x"):
         weightstream.attach(nn.Linear(300, 300), device=host(), budget="0x10")
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"order": "sorted"}, "copy order 'sorted'"), ({"granularity": 1000}, "power of two"), ({"granularity": 0}, "two"),
+        ({"bytes": "-1"}, "size"), ({"bandwidth": 0}, "bandwidth"), ({"seed": -1}, "cannot be a device"),
+        ({"bytes": "4KiB", "granularity": 8192}, "granularity"), ({"bandwidth": "fast"}, "cannot be a device"),
+        ({"granularity": -4096}, "cannot be a device"), ({"seed": 0.5}, "cannot be a device"),
+    ],
+)  # fmt: skip
+def test_a_host_device_that_cannot_be_is_refused_when_it_is_made(settings: dict, match: str) -> None:
+    with pytest.raises(DeviceError, match=match):
+        weightstream.HostDevice(**settings)
+
+
+def test_the_fallback_of_auto_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    weightstream.devices._warn_of_fallback.cache_clear()
+    for times in (1, 0):
+        model = mlp()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            attachment = weightstream.attach(model, budget="500KiB")
+        attachment.detach()
+        assert [str(warning.message).split(":")[0] for warning in seen] == ["PyTorch sees no CUDA device"] * times
+        assert all(warning.filename == __file__ for warning in seen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weightstream.attach(mlp(), device="host", budget="500KiB").detach()
+
+
+def test_of_a_pipeline_the_modules_are_named_largest_first() -> None:
+    class Pipeline:
+        def __init__(self, parts: dict) -> None:
+            self.components = parts
+
+    class Broken:
+        @property
+        def components(self) -> dict:
+            raise RuntimeError("not yet")
+
+    pipe = Pipeline({"scheduler": 3, "vae": nn.Linear(8, 8), "transformer": mlp(), "safety_checker": None})
+    with pytest.raises(ModelError, match=r"not a Pipeline; attach its modules one by one: \.transformer, \.vae$"):
+        weightstream.attach(pipe, device=host())
+    for other in (Broken(), 3, "model", Pipeline({}), None):
+        with pytest.raises(ModelError, match=r"not a \w+$"):
+            weightstream.attach(other, device=host())

@@ -18,6 +18,7 @@ from .binding import Binding
 from .errors import ModelError, StateError, WeightstreamError
 from .overrides import Overrides
 from .ownership import Ownership
+from .report import Report
 from .runtime import Runtime
 from .steps import ModelSteps
 
@@ -40,7 +41,8 @@ def undo(binding: Binding, turns: Overrides, overrides: Overrides, runtime: Runt
 class Attachment:
     """What `attach` returns. As a context manager it detaches at the end.
 
-    It lives as long as the model, so it need not be kept: an attached model keeps working without it.
+    It lives as long as the model, so it need not be kept: an attached model keeps working without it, and has it as
+    `model._weightstream`.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Attachment:
         # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
         self._finalizer = weakref.finalize(model, runtime.close)
         self._finalizer.atexit = False
-        self._last: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self._last: tuple[dict[str, Any], Report] = ({}, Report())
 
     @property
     def model(self) -> nn.Module:
@@ -124,10 +126,13 @@ class Attachment:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""
         return dict(self._last[0]) if self._leaving else json.loads(self._runtime.offloader.stats())
 
-    def report(self) -> dict[str, Any]:
-        """The plan, the memory it takes, and what was noticed about the model. The last one if detached."""
+    def report(self) -> Report:
+        """The plan, the memory it takes, and what was noticed about the model: a dictionary that prints as a summary.
+
+        The last one if detached.
+        """
         if self._leaving:
-            return dict(self._last[1])
+            return Report(self._last[1])
         native = json.loads(self._runtime.offloader.report())
         notes = [*self._facts["notes"], *self._steps.notes, *native.pop("notes", ())]
         if self._runtime.copied:
@@ -136,7 +141,9 @@ class Attachment:
                 f"read in a forward outside their block's turn, each time through a copy of the host's bytes, which is "
                 f"slow: {names}; give attach towers= without that block"
             )
-        return {**native, **self._facts, "segments": dict(self._steps.segments), "notes": notes}
+        resident = native["engine"]["own_pages"] * native["engine"]["page_bytes"]
+        segments = dict(self._steps.segments)
+        return Report(native, **{**self._facts, "resident_bytes": resident, "segments": segments, "notes": notes})
 
     @contextmanager
     def resident(self, module: nn.Module) -> Iterator[nn.Module]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .errors import ModelError, StateError
 from .guard import ManagedParameter
-from .spans import inner_tensors
+from .spans import inner_tensors, tensor_bytes
 
 __all__ = ["MARK", "check_model"]
 
@@ -21,11 +21,11 @@ _OFFLOADING = ("offload", "layerwise_casting")
 def check_model(model: object) -> None:
     """Raises ModelError or StateError, naming what is wrong, for a model that cannot be attached."""
     if not isinstance(model, nn.Module):
-        raise ModelError(f"attach takes a torch.nn.Module, not a {type(model).__name__}")
+        raise ModelError(f"attach takes a torch.nn.Module, not a {type(model).__name__}{_instead(model)}")
     for name, module in model.named_modules():
         where = name or type(model).__name__
         if MARK in module.__dict__:
-            raise StateError(f"{where} is already attached; detach() it first")
+            raise StateError(f"{where} is already attached; call detach() of its attachment first: model.{MARK}")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(f"{where} is a ScriptModule, whose forward cannot be wrapped; attach the eager model")
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -35,6 +35,19 @@ def check_model(model: object) -> None:
             for key, tensor in kind.items():
                 if tensor is not None:
                     _check_tensor(f"{name}.{key}" if name else key, tensor)
+
+
+def _instead(pipeline: object) -> str:
+    """Which parts of something that is not a module can be attached, largest first: those of diffusers' pipelines."""
+    try:
+        parts = getattr(pipeline, "components", None) or vars(pipeline)
+        modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    except Exception:  # noqa: BLE001
+        return ""  # whatever it is, it is refused
+    if not modules:
+        return ""
+    names = sorted(modules, key=lambda name: tensor_bytes(modules[name]), reverse=True)
+    return f"; attach its modules one by one: {', '.join(f'.{name}' for name in names)}"
 
 
 def _check_hooks(where: str, module: nn.Module) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Callable, Union
 
 import torch
@@ -36,6 +37,10 @@ class HostDevice:
     """Seeds the random order."""
     poison: bool = False
     """Whether streamed memory is overwritten with 0xFF after its last use, so that a missing wait shows as NaN."""
+
+    def __post_init__(self) -> None:
+        """Raises DeviceError for what no device could be."""
+        self._open()
 
     def _open(self) -> _native.Device:
         if self.order not in _ORDERS:
@@ -114,7 +119,19 @@ def _automatic() -> Target:
             return _cuda("cuda", "PyTorch sees a CUDA device and its driver can stream")
         except DeviceError as error:
             reason = str(error)
+    _warn_of_fallback(reason)
     return Target(HostDevice()._open(), torch.device("cpu"), f"the host device, since {reason}")
+
+
+@cache
+def _warn_of_fallback(reason: str) -> None:
+    """Says once what is easily missed: the model runs, but on the CPU."""
+    warnings.warn(
+        f"{reason}: weights stream to an emulated device in host memory, and the model computes on the CPU. "
+        f'device="host" asks for that without this warning',
+        RuntimeWarning,
+        stacklevel=5,
+    )
 
 
 def _cuda(name: str, reason: str) -> Target:

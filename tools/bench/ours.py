@@ -11,6 +11,7 @@ import dit
 import place
 import torch
 import weightstream
+import torch_events
 from measure import PIECE, AnonymousMemory, DeviceMemory, link_rate, pairs, quartiles, timed
 
 # The host's time a unit visit is independent of the size of the weights; measured on a small model read from a file,
@@ -40,7 +41,7 @@ def run(spec):
         rows += at_budget(spec, model, twin, int(budget), total, link)
     host = host_time(spec)
     for row in rows:
-        row |= {key: host[key] for key in ("host_us_per_visit", "host_us_per_visit_beside_waiting")}
+        row |= {key: host[key] for key in host if key.startswith("host_us_per_visit")}
     properties = torch.cuda.get_device_properties(0)
     return {
         "rows": rows,
@@ -125,6 +126,7 @@ def host_time(spec):
     Compared with a resident step submitted to an idle device, and with one submitted behind an event that comes late.
     The second is the fair one: a streamed step always waits for copies, and submitting kernels to a waiting stream is
     slower than to a running one (10.5 and 14.9 ms for one and the same resident step of this model), whoever does it.
+    Beside both, a resident step with as many waits, records and copies by PyTorch's events: what a visit costs at least.
     """
     import safetensors.torch
 
@@ -144,10 +146,20 @@ def host_time(spec):
         for _ in range(WARM_STEPS):
             step(), resident()
         before = attachment.stats()
+        step()
+        after = attachment.stats()
+        events = dit.on_gpu(twin)
+        turns = torch_events.add(
+            events, after["visits"] - before["visits"], after["copied_bytes"] - before["copied_bytes"]
+        )
+        by_torch = lambda: events(*arguments)
+        for _ in range(WARM_STEPS):
+            by_torch()
+        before = attachment.stats()
         count = max(HOST_STEPS, spec["pairs"])
         found = []
         for _ in range(count):
-            found.append((timed(step)[0], timed(resident)[0], timed(resident, late.wait)[0]))
+            found.append((timed(step)[0], timed(resident)[0], timed(resident, late.wait)[0], timed(by_torch)[0]))
         after = attachment.stats()
         visits = (after["visits"] - before["visits"]) / count
         native = (after["host_nanoseconds"] - before["host_nanoseconds"]) / count / 1e3
@@ -156,19 +168,24 @@ def host_time(spec):
         raise RuntimeError("the small model did not stream")
     result = {
         "host_visits": visits,
-        "host_us_per_visit": statistics.median(mine - idle for mine, idle, _ in found) / visits * 1e6,
-        "host_us_per_visit_beside_waiting": statistics.median(mine - waiting for mine, _, waiting in found)
-        / visits
-        * 1e6,
+        "host_us_per_visit": added(found, 0, 1) / visits * 1e6,
+        "host_us_per_visit_beside_waiting": added(found, 0, 2) / visits * 1e6,
+        "host_us_per_visit_by_torch": added(found, 3, 1) / turns * 1e6,
         "native_us_per_visit": native / visits,
         "submit_us": [statistics.median(times) * 1e6 for times in zip(*found, strict=True)],
     }
     say(
         f"host time a unit visit: {result['host_us_per_visit']:.1f} us, beside a resident step that waits too "
         f"{result['host_us_per_visit_beside_waiting']:.1f} us, native {result['native_us_per_visit']:.1f} us; "
-        f"{visits:.0f} visits a step"
+        f"{visits:.0f} visits a step; the same waits, records and copies by PyTorch alone "
+        f"{result['host_us_per_visit_by_torch']:.1f} us"
     )
     return result
+
+
+def added(found, step, beside):
+    """Seconds that submitting one step of each round takes more than another."""
+    return statistics.median(times[step] - times[beside] for times in found)
 
 
 class LateEvent:

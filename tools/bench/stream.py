@@ -189,6 +189,11 @@ def describe(result):
     for row in result["rows"]:
         cells = (f" {row.get(key, 0) / divisor:{width}{form}}" for _, width, form, key, divisor in COLUMNS)
         lines.append(f"{row['peer']:14}" + "".join(cells))
+    for host in filter(None, [result.get("host")]):
+        lines.append(
+            f"host time a visit: {host['host_us_per_visit']:.1f} us; as many waits, records and copies by PyTorch alone: "
+            f"{host['host_us_per_visit_by_torch']:.1f} us"
+        )
     for miss in result["skipped"]:
         lines.append(
             f"not measured: {miss['peer']} {miss['budget_bytes'] / 1e9:.1f} GB S={miss['seqs']}: {miss['why']}"

@@ -27,6 +27,7 @@ HEADINGS = [
     "peak RSS GB",
     "VRAM GB",
     "host µs a visit",
+    "by PyTorch alone",
 ]
 
 
@@ -43,6 +44,7 @@ def page(result, source):
         f"The model is a diffusion transformer of {result['model_bytes'] / 1e9:.1f} GB (tools/bench/dit.py).",
         "Ideal is the longer of the resident step and of sending what the budget does not hold.",
         "Ours and resident alternate in one process; ratios are medians, quartiles in brackets.",
+        "By PyTorch alone: what as many waits, records and copies add to a resident step, made with `torch.cuda.Event`.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|" + "---|" * len(HEADINGS),
@@ -57,7 +59,6 @@ def page(result, source):
 
 def row_line(row):
     """One line of the table."""
-    host = row.get("host_us_per_visit")
     cells = [
         row["peer"],
         f"{row['budget_bytes'] / 1e9:.1f}",
@@ -70,9 +71,14 @@ def row_line(row):
         f"{row['ready_s']:.2f}",
         f"{row['peak_rss_bytes'] / 1e9:.1f}",
         f"{row['vram_bytes'] / 1e9:.2f}",
-        "" if host is None else f"{host:.1f}",
+        *(decimal(row.get(key)) for key in ("host_us_per_visit", "host_us_per_visit_by_torch")),
     ]
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def decimal(value):
+    """A number with one decimal, or nothing."""
+    return "" if value is None else f"{value:.1f}"
 
 
 def ratio(row, key):

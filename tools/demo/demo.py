@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-from budgets import parse_budget
+from budgets import check_budget, parse_budget
 
 HERE = pathlib.Path(__file__).resolve().parent
 # A little above the smallest budget that works: on CUDA memory comes in pieces of 2 MiB, on the emulator of 64 KiB.
@@ -81,6 +81,11 @@ def run(arguments):
         "cache": str(arguments.cache.resolve()),
         "threads": max(1, cores - 1),
     }
+    if arguments.budget is not None:
+        try:
+            check_budget(arguments.budget)
+        except ValueError as error:
+            raise Failed(error) from error
     prepared, _ = step("prepare", spec)
     spec["folder"] = prepared["folder"]
     for device in devices(arguments.device, prepared["cuda"]):

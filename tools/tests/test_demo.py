@@ -127,3 +127,11 @@ def test_what_the_command_line_cannot_mean_is_refused_before_anything_runs(argum
         demo.parse()
     assert ended.value.code == 2
     assert arguments[1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["25%", "lots", "0%w", "64 Mib"])
+def test_a_budget_that_cannot_be_read_is_refused_before_the_model_is_prepared(text, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["demo.py", "--budget", text])
+    monkeypatch.setattr(demo, "step", lambda *_: pytest.fail("a step was begun"))
+    assert demo.main() == 1
+    assert "the budget" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The measuring of the bench `stream` from end to end, with the CPU and the emulator in place of a GPU."""
 
+import collections
 import contextlib
 import json
 import sys
@@ -13,19 +14,28 @@ import pytest
 import stream
 import table
 import torch
+import torch_events
 import weightstream
 
 BLOCKS = 6
+COUNTS = collections.Counter()
 
 
 class Stream:
     """A stream on which everything has happened already."""
 
+    def wait_event(self, event):
+        COUNTS["waits"] += 1
+
     def record_event(self):
         return object()
 
-    def wait_event(self, event):
-        pass
+
+class Event:
+    """An event that has been reached."""
+
+    def record(self, stream):
+        COUNTS["records"] += 1
 
 
 @pytest.fixture
@@ -42,6 +52,7 @@ def no_gpu(monkeypatch):
         "memory_reserved": lambda: 0,
         "get_device_properties": lambda index: types.SimpleNamespace(name="none", total_memory=2 << 30),
         "Stream": Stream,
+        "Event": Event,
         "current_stream": Stream,
         "stream": lambda stream: contextlib.nullcontext(),
     }
@@ -69,8 +80,22 @@ def test_the_whole_measurement(no_gpu, monkeypatch, tmp_path):
         assert row["identical"] and row["peak_weight_bytes"] <= row["budget_bytes"]
         assert row["unit_visits"] >= BLOCKS and 0 < row["streamed_bytes_per_step"] < total
     assert result["host"]["host_visits"] >= BLOCKS and result["model_bytes"] == total
+    assert all(row["host_us_per_visit_by_torch"] == result["host"]["host_us_per_visit_by_torch"] for row in result["rows"])
     # What is made of it: the lines that must hold, and both tables.
     result |= {"commit": "abc", "driver": "none", "skipped": []}
     result["must_hold"] = stream.must_hold(result["rows"], total)
     assert all(line["holds"] for line in result["must_hold"] if "differ" in line["what"] or "budget" in line["what"])
     assert "weightstream" in stream.describe(result) and "weightstream" in table.page(result, "stream.json")
+
+
+def test_the_turns_of_pytorch_alone(no_gpu):
+    model = dit.build(BLOCKS)
+    arguments = dit.inputs(4)
+    with torch.inference_mode():
+        expected = model(*arguments)
+        for visits, parts in ((BLOCKS, 1), (4 * BLOCKS, 4), (100 * BLOCKS, 4)):
+            twin = dit.on_gpu(model)
+            COUNTS.clear()
+            assert torch_events.add(twin, visits, 1000) == parts * BLOCKS
+            assert torch.equal(twin(*arguments), expected)
+            assert COUNTS == {"waits": 2 * parts * BLOCKS, "records": 2 * parts * BLOCKS}

@@ -1,5 +1,6 @@
-//! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries (its code is in
-//! `tools/bench`); `plan` runs the criterion benches, which measure planning and the schedule on this CPU.
+//! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; `load` compares
+//! reading a checkpoint with safetensors' own reader and with the bare device (the code of both is in `tools/bench`);
+//! `plan` runs the criterion benches, which measure planning and the schedule on this CPU.
 //! Nothing but `--save` writes into the repository.
 
 use std::fs;
@@ -18,17 +19,20 @@ pub struct Args {
     /// The measurement.
     #[arg(value_enum)]
     name: Name,
-    /// Print one JSON object as the last line (`stream`).
+    /// Print one JSON object as the last line (`stream`, `load`).
     #[arg(long)]
     json: bool,
-    /// Write the raw result and a table to docs/performance (`stream`).
+    /// Write the raw result and a table to docs/performance (`stream`, `load`).
     #[arg(long)]
     save: bool,
     /// Take the result from this file instead of measuring: one that `run.py bench stream --out FILE` of a GPU bundle
     /// has written (`stream`).
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// Arguments passed on to tools/bench/stream.py, after `--`.
+    /// GiB of the file that is read (`load`).
+    #[arg(long)]
+    size: Option<f64>,
+    /// Arguments passed on to tools/bench/stream.py or load.py, after `--`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -37,6 +41,8 @@ pub struct Args {
 enum Name {
     /// Step times of a streamed 17 GB diffusion transformer on a GPU.
     Stream,
+    /// Reading a checkpoint into RAM, on this machine's device and CPU.
+    Load,
     /// Planning and the schedule, on this CPU.
     Plan,
 }
@@ -46,6 +52,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match args.name {
         Name::Plan => plan(),
         Name::Stream => stream(args),
+        Name::Load => load(args),
     }
 }
 
@@ -84,23 +91,66 @@ fn stream(args: &Args) -> Result<ExitCode> {
         save(&venv, &result)?;
     }
     if args.json {
-        let text =
-            fs::read_to_string(&result).with_context(|| format!("cannot read {}", result.display()))?;
-        let value: serde_json::Value = serde_json::from_str(&text).context("the result is not JSON")?;
-        println!("{value}");
+        println!("{}", value(&result)?);
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Our reader and others in turns, in one run of tools/bench/load.py.
+fn load(args: &Args) -> Result<ExitCode> {
+    let venv = Venv::ensure(&[Requirements::Base])?;
+    let result = if let Some(file) = &args.from {
+        file.clone()
+    } else {
+        let example = ["build", "--release", "--package", "checkpoint", "--example", "load"];
+        process::run(workspace::cargo().args(example).args(workspace::locked()))?;
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+        let reader = workspace::root().join(target).join("release/examples/load");
+        let out = workspace::root().join("target/bench-load.json");
+        let mut python = script(&venv, "load.py");
+        python.arg("--reader").arg(reader).arg("--out").arg(&out).args(["--commit", &workspace::commit()]);
+        if let Some(size) = args.size {
+            python.arg("--size").arg(size.to_string());
+        }
+        process::run(python.args(&args.rest))?;
+        out
+    };
+    if args.save {
+        let raw = keep(&result, "load.json")?;
+        process::run(
+            script(&venv, "load.py")
+                .arg("--page")
+                .arg(&raw)
+                .arg("--out")
+                .arg(raw.with_file_name("loading.md")),
+        )?;
+    }
+    if args.json {
+        println!("{}", value(&result)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn value(result: &Path) -> Result<serde_json::Value> {
+    let text = fs::read_to_string(result).with_context(|| format!("cannot read {}", result.display()))?;
+    serde_json::from_str(&text).context("the result is not JSON")
+}
+
 /// Keeps the raw result beside one table made from it.
 fn save(venv: &Venv, result: &Path) -> Result<()> {
+    let raw = keep(result, "stream.json")?;
+    process::run(script(venv, "table.py").arg(&raw).arg("--out").arg(raw.with_file_name("README.md")))
+}
+
+/// Puts a result into docs/performance, and says where it is there.
+fn keep(result: &Path, name: &str) -> Result<PathBuf> {
     let folder = workspace::root().join("docs/performance");
     fs::create_dir_all(&folder)?;
-    let raw = folder.join("stream.json");
+    let raw = folder.join(name);
     if result != raw {
         fs::copy(result, &raw).with_context(|| format!("cannot copy {}", result.display()))?;
     }
-    process::run(script(venv, "table.py").arg(&raw).arg("--out").arg(folder.join("README.md")))
+    Ok(raw)
 }
 
 fn script(venv: &Venv, name: &str) -> std::process::Command {

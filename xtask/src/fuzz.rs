@@ -93,25 +93,22 @@ fn fuzz(name: &str, seconds: u64) -> Result<Outcome> {
     let seeds = work.join("seeds").join(name);
     gather(&workspace::root().join(SEEDS), &seeds)?;
 
-    let mut cargo = Command::new("cargo");
-    cargo.current_dir(workspace::root().join(CRATE)).args(["+nightly", "fuzz", "run", "--target-dir"]);
-    cargo.arg(work.join("build")).arg(name).args([&found, &workspace::root().join(corpus(name)), &seeds]);
-    cargo.arg("--").arg(format!("-max_total_time={seconds}")).args([MAX_LENGTH, "-print_final_stats=1"]);
-    cargo.args(BOUNDS).arg(format!("-artifact_prefix={}/", crashes.display()));
-    // Cargo says which compiler runs it; the nightly one must not hear of the stable one.
-    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUST_RECURSION_COUNT"] {
-        cargo.env_remove(variable);
-    }
-    let start = Instant::now();
-    let mut inputs = None;
+    let cargo_fuzz = |act: &str| {
+        let mut words = vec!["+nightly".into(), "fuzz".into(), act.into(), "--target-dir".into()];
+        words.extend([work.join("build").into_os_string(), name.into()]);
+        words
+    };
+    process::run(command().args(cargo_fuzz("build")))?;
     // The fuzzer writes to its error stream.
     let mut shell = Command::new("sh");
-    shell.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(cargo.get_program()).args(cargo.get_args());
-    shell.current_dir(workspace::root().join(CRATE));
-    for (variable, _) in cargo.get_envs() {
-        shell.env_remove(variable);
-    }
-    let ended = process::tee(&mut shell, |line| inputs = executed(line).or(inputs));
+    shell.args(["-c", "exec cargo \"$@\" 2>&1", "sh"]).args(cargo_fuzz("run"));
+    shell.args([&found, &workspace::root().join(corpus(name)), &seeds]);
+    shell.arg("--").arg(format!("-max_total_time={seconds}")).args([MAX_LENGTH, "-print_final_stats=1"]);
+    shell.args(BOUNDS).arg(format!("-artifact_prefix={}/", crashes.display()));
+    let start = Instant::now();
+    let mut inputs = None;
+    let ended = process::tee(in_crate(&mut shell), |line| inputs = executed(line).or(inputs));
+    let seconds = start.elapsed().as_secs_f64();
     let inputs = inputs.unwrap_or(0);
     let crashes: Vec<_> =
         files_below(&crashes)?.into_iter().filter(|crash| !before.1.contains(crash)).collect();
@@ -121,7 +118,22 @@ fn fuzz(name: &str, seconds: u64) -> Result<Outcome> {
         bail!("the fuzzer did not run: {error}");
     }
     let new = files_below(&found)?.len().saturating_sub(before.0);
-    Ok(Outcome { seconds: start.elapsed().as_secs_f64(), inputs, new, crashes, ended_well: ended.is_ok() })
+    Ok(Outcome { seconds, inputs, new, crashes, ended_well: ended.is_ok() })
+}
+
+/// A cargo that picks its own compiler, in the crate's folder.
+fn command() -> Command {
+    let mut cargo = Command::new("cargo");
+    in_crate(&mut cargo);
+    cargo
+}
+
+/// Runs it where the targets are. The stable cargo that runs us must not pass its compiler on to the nightly one.
+fn in_crate(command: &mut Command) -> &mut Command {
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUST_RECURSION_COUNT"] {
+        command.env_remove(variable);
+    }
+    command.current_dir(workspace::root().join(CRATE))
 }
 
 /// The number of inputs tried, from libFuzzer's final statistics.
@@ -145,9 +157,7 @@ fn targets() -> Result<Vec<String>> {
 
 /// Fails, saying what to do, if a tool is not there.
 fn needs(what: &str, words: &[&str], how: &str) -> Result<()> {
-    let mut cargo = Command::new("cargo");
-    cargo.current_dir(workspace::root()).args(words).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
-    let outcome = process::capture(&mut cargo);
+    let outcome = process::capture(command().args(words));
     outcome.map(drop).with_context(|| format!("fuzzing needs {what}, which is not installed: {how}"))
 }
 

@@ -16,15 +16,20 @@ pub(crate) fn is_index(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
 
+/// Whether a name is that of a model file. Hidden files are none: some systems keep one beside each file.
+fn is_model(name: &str) -> bool {
+    !name.starts_with('.') && MODEL.iter().any(|suffix| name.ends_with(suffix))
+}
+
 /// The model files of a folder.
 pub(crate) fn models(folder: &Path) -> Result<Vec<String>> {
-    Ok(names(folder)?.into_iter().filter(|name| MODEL.iter().any(|suffix| name.ends_with(suffix))).collect())
+    Ok(names(folder)?.into_iter().filter(|name| is_model(name)).collect())
 }
 
 /// The one file of a folder to open: its index, or one shard, or the only model. A note says what is left out.
 pub(crate) fn choose(folder: &Path) -> Result<(PathBuf, Option<String>)> {
     let all = names(folder)?;
-    let indexes: Vec<_> = all.iter().filter(|name| name.ends_with(INDEX)).collect();
+    let indexes: Vec<_> = all.iter().filter(|name| !name.starts_with('.') && name.ends_with(INDEX)).collect();
     match indexes[..] {
         // What an index does not name is noted by whoever opens it.
         [index] => return Ok((folder.join(index), None)),

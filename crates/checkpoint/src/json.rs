@@ -12,6 +12,8 @@ const IGNORED_NUMBER: usize = 64;
 const IGNORED_STRING: usize = 1 << 20;
 /// Magnitude of a number in a value that nobody asked for; `serde_json` refuses what rounds to infinity.
 const IGNORED_MAGNITUDE: f64 = 1e300;
+/// Bytes of all values that nobody asked for.
+const IGNORED: u64 = 4 << 20;
 const BUFFER: usize = 64 << 10;
 
 /// Why a document was not read further.
@@ -81,12 +83,22 @@ pub(crate) struct Scanner<R> {
     unread: u64,
     /// The string or number read last; kept for its memory.
     scratch: Vec<u8>,
+    /// Bytes that values nobody asked for may still have.
+    ignored_left: u64,
 }
 
 impl<R: Read> Scanner<R> {
     /// A document that is the next `length` bytes of `reader`.
     pub(crate) fn new(reader: R, length: u64) -> Self {
-        Self { reader, buffer: Vec::new(), at: 0, before: 0, unread: length, scratch: Vec::new() }
+        Self {
+            reader,
+            buffer: Vec::new(),
+            at: 0,
+            before: 0,
+            unread: length,
+            scratch: Vec::new(),
+            ignored_left: IGNORED,
+        }
     }
 
     /// How many bytes of the document were read.
@@ -129,10 +141,15 @@ impl<R: Read> Scanner<R> {
 
     /// The next byte that is no white space, without going past it.
     pub(crate) fn token(&mut self) -> Parsed<Option<u8>> {
+        let is_space = |byte: &u8| matches!(*byte, b' ' | b'\n' | b'\t' | b'\r');
         loop {
-            match self.peek()? {
-                Some(b' ' | b'\n' | b'\t' | b'\r') => self.at += 1,
-                other => return Ok(other),
+            if let Some(spaces) = self.buffer[self.at..].iter().position(|byte| !is_space(byte)) {
+                self.at += spaces;
+                return Ok(Some(self.buffer[self.at]));
+            }
+            self.at = self.buffer.len();
+            if self.fill()?.is_none() {
+                return Ok(None);
             }
         }
     }
@@ -324,10 +341,18 @@ impl<R: Read> Scanner<R> {
 
     /// Goes past a value of any kind, which must be well formed.
     pub(crate) fn skip(&mut self) -> Parsed<()> {
-        self.skip_nested(DEPTH)
+        let start = self.position();
+        let end = start + self.ignored_left;
+        self.skip_nested(DEPTH, end)?;
+        self.ignored_left = end.saturating_sub(self.position());
+        Ok(())
     }
 
-    fn skip_nested(&mut self, depth: usize) -> Parsed<()> {
+    /// `end` is where values that nobody asked for become too many.
+    fn skip_nested(&mut self, depth: usize, end: u64) -> Parsed<()> {
+        if self.position() >= end {
+            return self.limit("bytes in unknown fields", IGNORED as usize);
+        }
         match self.kind()? {
             Kind::Text => self.read_text(IGNORED_STRING, "bytes in a string of an unknown field"),
             Kind::Number => match self.number()?.parse::<f64>() {
@@ -345,7 +370,7 @@ impl<R: Read> Scanner<R> {
                     if object {
                         self.key_in_place(IGNORED_STRING, "bytes in a key of an unknown field")?;
                     }
-                    self.skip_nested(depth - 1)?;
+                    self.skip_nested(depth - 1, end)?;
                 }
                 Ok(())
             }

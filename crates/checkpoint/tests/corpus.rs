@@ -93,3 +93,10 @@ fn indexes_that_are_wrong_say_how() {
     }
     insta::assert_snapshot!("index", messages);
 }
+
+#[test]
+fn the_files_are_those_that_the_script_makes() {
+    let script = corpus("make.py");
+    let output = std::process::Command::new("python3").arg(script).arg("--check").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use checkpoint::safetensors::{dtype_from_name, read_header};
-use checkpoint::{CheckpointError, Limits, TensorType};
+use checkpoint::{CheckpointError, Limits, TensorInfo, TensorType};
 use common::{entry, file, model, read, read_within};
 
 const TYPES: [&str; 22] = [
@@ -43,7 +43,7 @@ fn all_types_and_ranks_are_read() {
             // Four elements or none, so that types below a byte fill bytes; a scalar of them cannot.
             let shape: Vec<u64> = (0..rank).map(|d| if d == 0 { 4 } else { 1 }).collect();
             let elements: u64 = shape.iter().product();
-            if elements * bits % 8 != 0 {
+            if !(elements * bits).is_multiple_of(8) {
                 continue;
             }
             let bytes = elements * bits / 8;
@@ -136,7 +136,7 @@ fn misaligned_tensors_are_found_and_said_to_be() {
         assert_eq!(tensor.is_aligned(), tensor.range.start % tensor.kind.alignment() == 0);
     }
     assert!(header.tensors.iter().any(|t| !t.is_aligned()));
-    assert!(header.tensors.iter().filter(|t| t.kind.alignment() == 1).all(|t| t.is_aligned()));
+    assert!(header.tensors.iter().filter(|t| t.kind.alignment() == 1).all(TensorInfo::is_aligned));
 }
 
 #[test]

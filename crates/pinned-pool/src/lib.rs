@@ -13,6 +13,7 @@ mod pending_read;
 mod prepared;
 mod ranges;
 mod registered;
+mod release;
 mod reserve;
 mod slab;
 mod source;

@@ -13,10 +13,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu_driver::{Bytes, DeviceKind, Driver};
+use gpu_driver::{Bytes, DeviceInfo, DeviceKind, Driver};
 
 use crate::error::{HostError, Result};
 use crate::file::SourceFile;
@@ -24,6 +24,7 @@ use crate::file_system;
 use crate::registered::{KeepAlive, Registered};
 use crate::source::HostBytes;
 use crate::system;
+use crate::watch::Watch;
 
 /// The oldest branch of the kernel driver that does not mark every page dirty when it is unlocked, after which the whole
 /// checkpoint would be written back …
@@ -66,6 +67,9 @@ pub(crate) struct SharedMap {
     turn: Mutex<()>,
 }
 
+/// The registrations in a range, and the parts of it without one.
+pub(crate) type Looked = (Vec<Arc<Registered>>, Vec<Range<u64>>);
+
 /// A registered part.
 #[derive(Debug)]
 struct Piece {
@@ -89,7 +93,9 @@ impl SharedMap {
     /// the file is not what it was.
     pub(crate) fn of(file: &Arc<SourceFile>, driver: &Arc<dyn Driver>) -> Result<Arc<Self>> {
         let not_mappable = |reason| HostError::NotMappable { path: file.path().to_path_buf(), reason };
-        if let Some(reason) = device_refusal(driver).or_else(|| file_system::refusal(file.file())) {
+        if let Some(reason) =
+            device_refusal(driver.device_info()).or_else(|| file_system::refusal(file.file()))
+        {
             return Err(not_mappable(reason));
         }
         file.check_unchanged()?;
@@ -150,14 +156,15 @@ impl SharedMap {
 
     /// The registrations that lie in `pages`, and the parts of it without one, in order. Waits for those that are being
     /// given up.
-    pub(crate) fn locked(&self, pages: &Range<u64>) -> (Vec<Arc<Registered>>, Vec<Range<u64>>) {
+    pub(crate) fn locked(&self, pages: &Range<u64>, watch: &Watch) -> Result<Looked> {
         let until = Instant::now() + UNLOCKING;
         loop {
             let (found, missing, dying) = self.look(pages);
             // Memory that could not be unregistered stays so: registering it anew is refused by its claim.
             if !dying || Instant::now() > until {
-                return (found, missing);
+                return Ok((found, missing));
             }
+            watch.check()?;
             // Outside the table's lock, since the last to let go of one takes it.
             drop(found);
             drop(self.unlocked.wait_timeout(self.table(), AGAIN));
@@ -189,9 +196,18 @@ impl SharedMap {
         (found, missing, dying)
     }
 
-    /// One store at a time looks for what is locked and locks the rest.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// One store at a time looks for what is locked and locks the rest; the others wait, unless `watch` ends that.
+    pub(crate) fn turn(&self, watch: &Watch) -> Result<MutexGuard<'_, ()>> {
+        loop {
+            match self.turn.try_lock() {
+                Ok(turn) => return Ok(turn),
+                Err(TryLockError::Poisoned(turn)) => return Ok(turn.into_inner()),
+                Err(TryLockError::WouldBlock) => {
+                    watch.check()?;
+                    std::thread::sleep(AGAIN);
+                }
+            }
+        }
     }
 
     /// Registers whole pages of this mapping by `register`, which is given what keeps them mapped.
@@ -239,8 +255,7 @@ impl Drop for Entry {
 }
 
 /// Why a device must not read files where the page cache has them; `None` if it may.
-fn device_refusal(driver: &Arc<dyn Driver>) -> Option<String> {
-    let info = driver.device_info();
+fn device_refusal(info: &DeviceInfo) -> Option<String> {
     if !info.read_only_registration {
         return Some("the device cannot register read-only memory".into());
     }
@@ -256,5 +271,48 @@ fn device_refusal(driver: &Arc<dyn Driver>) -> Option<String> {
             info.driver_version
         )),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use gpu_driver::DeviceOrdinal;
+
+    use super::*;
+
+    #[test]
+    fn only_drivers_that_do_not_write_a_file_back_are_taken() {
+        let info = |kind, driver_version, kernel_driver, read_only_registration| DeviceInfo {
+            kind,
+            ordinal: DeviceOrdinal(0),
+            name: "device".into(),
+            total_memory: Bytes::mib(1),
+            granularity: Bytes::mib(1),
+            driver_version,
+            kernel_driver,
+            read_only_registration,
+            batch_copies: true,
+        };
+        let (cuda, host) = (DeviceKind::Cuda, DeviceKind::Host);
+        let taken = [
+            info(host, 0, None, true),
+            info(cuda, 13_000, Some(580), true),
+            info(cuda, 12_080, None, true),
+            // The library does not count where the kernel driver is known.
+            info(cuda, 12_000, Some(570), true),
+        ];
+        for info in taken {
+            assert_eq!(device_refusal(&info), None, "{info:?}");
+        }
+        let refused = [
+            (info(host, 0, None, false), "read-only memory"),
+            (info(cuda, 13_000, Some(580), false), "read-only memory"),
+            (info(cuda, 13_000, Some(565), true), "driver is 565"),
+            (info(cuda, 12_060, None, true), "version 12060"),
+        ];
+        for (info, text) in refused {
+            assert!(device_refusal(&info).unwrap().contains(text), "{info:?}");
+        }
     }
 }

@@ -200,3 +200,26 @@ fn a_builder_that_is_dropped_stops_its_thread() {
     eventually("memory stays locked", || registered_bytes() == before);
     eventually("registrations are left", || rig.host.counters().nothing_alive());
 }
+
+#[test]
+fn what_was_ended_is_not_refused_to_the_next_load() {
+    let _alone = alone();
+    let (rig, model) = (Rig::eager(), Model::new());
+    let groups: Vec<_> = (0..8).map(|group| model.group(group)).collect();
+    for after in 0..40 {
+        let asked = Arc::new(AtomicU64::new(0));
+        let watch = Watch::new().cancelled_by(move || asked.fetch_add(1, Ordering::SeqCst) >= after);
+        let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options());
+        builder.watch(watch);
+        let ended = groups.iter().try_for_each(|group| builder.place(group).map(drop));
+        drop(ended.and_then(|()| builder.finish()));
+        let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options());
+        for group in &groups {
+            builder.place(group).unwrap();
+        }
+        let store = builder.finish().unwrap();
+        assert_eq!(store.report().step_downs, [], "the same pages, at once");
+        assert_eq!(store.report().in_place, Bytes(64 * PAGE));
+        drop(store);
+    }
+}

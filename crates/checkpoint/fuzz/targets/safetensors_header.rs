@@ -17,7 +17,7 @@ pub(crate) fn run(data: &[u8]) {
         (Ok(ours), Ok((length, theirs))) => agree(&ours, length as u64, &theirs),
         (Ok(ours), Err(error)) => panic!("the official library refuses it, {error}, and we read {ours:?}"),
         (Err(error), Ok(_)) => {
-            assert!(is_listed(&error), "the official library reads it, and we do not: {error}")
+            assert!(is_listed(&error), "the official library reads it, and we do not: {error}");
         }
         (Err(_), Err(_)) => {}
     }

@@ -24,6 +24,9 @@ pub(super) struct Building {
 impl Building {
     /// Adds what `path` stands for.
     pub(super) fn add(&mut self, path: &Path, options: &OpenOptions) -> Result<()> {
+        if options.exact_files {
+            return self.add_file(path, options).map(drop);
+        }
         let inside;
         let mut path = path;
         if path.is_dir() {
@@ -95,7 +98,9 @@ impl Building {
         let parts = files.iter().zip(&gguf).zip(&headers);
         let parts = parts
             .filter_map(|((file, gguf), header)| Some((file.path(), gguf.as_ref()?, header.tensors.len())));
-        check_splits(&parts.collect::<Vec<_>>())?;
+        if !options.exact_files {
+            check_splits(&parts.collect::<Vec<_>>())?;
+        }
         let mut tensors = Vec::new();
         let mut file_metadata = Vec::new();
         let mut metadata = BTreeMap::new();

@@ -18,6 +18,8 @@ pub struct OpenOptions {
     pub limits: Limits,
     /// Read files with bytes after their last tensor, with a note that counts them, instead of refusing them.
     pub allow_trailing: bool,
+    /// Open exactly the files that are named: one shard is that shard alone, and folders and indexes are refused.
+    pub exact_files: bool,
     /// Keep only tensors whose names begin with one of these; all if empty. Names stay whole.
     pub prefixes: Vec<String>,
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::GgufProblem;
 use super::cursor::{Cursor, Place};
 use super::types::GgmlType;
-use crate::{Limits, Result};
+use crate::{Limits, Result, TensorInfo};
 
 /// Bytes of the smallest entry: an empty name, no dimensions, a type and an offset.
 const LEAST: u64 = 8 + 4 + 4 + 8;
@@ -33,8 +33,12 @@ impl Entry {
 
     /// Bytes of RAM that it takes, about; `max_memory` is counted in them.
     fn memory(&self) -> usize {
-        2 * size_of::<Self>() + self.name.len() + 2 * size_of_val(&*self.shape)
+        Self::FIXED + self.name.len() + 2 * size_of_val(&*self.shape)
     }
+
+    /// The same for any entry: it is in this table, in a list of names while they are compared, and in the header that is
+    /// given back.
+    const FIXED: usize = size_of::<Self>() + size_of::<&str>() + size_of::<TensorInfo>();
 }
 
 /// Reads so many entries, keeping at most `room` bytes of RAM.
@@ -45,7 +49,8 @@ pub(super) fn read(cursor: &mut Cursor<'_>, count: u64, room: usize, limits: &Li
         let place = "its tensor table".to_owned();
         return cursor.fail(GgufProblem::Limit { place, what: "entries", value: count, limit });
     }
-    let mut entries = Vec::with_capacity(count as usize);
+    // Never more than will be accepted, so that the table does not grow by copying.
+    let mut entries = Vec::with_capacity((count as usize).min(room / Entry::FIXED));
     let mut kept = 0;
     for index in 0..count {
         let entry = read_entry(cursor, index, limits)?;

@@ -16,9 +16,13 @@ use super::place::DirectFile;
 use super::uring::{Memory, Ring};
 use super::{Cancel, OpenFile};
 use crate::error::{CheckpointError, Result};
+use crate::mapping::system;
 
 /// How often an interrupted direct read is tried again before plain reads take over.
 const TRIES: u32 = 8;
+
+/// From this many bytes on the pages of a target are made ready ahead.
+const LONG: usize = 256 << 10;
 
 /// A file as the workers see it.
 #[derive(Debug)]
@@ -88,12 +92,17 @@ impl<'a> Shared<'a> {
 pub(super) fn work(shared: &Shared<'_>) {
     let mut worker = Worker { shared, ring: None, no_ring: false, spare: Vec::new() };
     loop {
-        let room = worker.ring.as_ref().is_none_or(Ring::has_room);
-        match if room { shared.next() } else { None } {
-            Some(chunk) => worker.begin(chunk),
-            None if !worker.wait() => return,
-            None => {}
+        while worker.ring.as_ref().is_none_or(Ring::has_room)
+            && let Some(chunk) = shared.next()
+        {
+            worker.begin(chunk);
         }
+        let Some((chunk, memory, outcome)) = worker.wait() else { return };
+        // The device gets its next read before the bytes of this one are copied.
+        if let Some(next) = shared.next() {
+            worker.begin(next);
+        }
+        worker.land(Route::Uring, chunk, memory, outcome);
     }
 }
 
@@ -173,13 +182,11 @@ impl<'a> Worker<'_, 'a> {
         }
     }
 
-    /// Ends one read of the queue; false if none is under way.
-    fn wait(&mut self) -> bool {
-        let Some((memory, chunk, outcome)) = self.ring.as_mut().and_then(Ring::wait) else { return false };
-        let mut memory = memory;
+    /// Waits for one read of the queue to end; `None` if none is under way.
+    fn wait(&mut self) -> Option<(Chunk<'a>, Memory<'a>, Outcome)> {
+        let (mut memory, chunk, outcome) = self.ring.as_mut().and_then(Ring::wait)?;
         let outcome = gate::pass(self.shared.gate, Route::Uring, memory.bytes(), outcome);
-        self.land(Route::Uring, chunk, memory, outcome);
-        true
+        Some((chunk, memory, outcome))
     }
 
     /// Takes what a direct read brought, and finishes the chunk.
@@ -219,6 +226,7 @@ impl<'a> Worker<'_, 'a> {
 
     /// Reads a chunk through the page cache: one call for all its parts and the holes between.
     fn through_cache(&mut self, source: &'a Source<'a>, mut chunk: Chunk<'a>) {
+        chunk.parts.iter_mut().for_each(make_ready);
         let start = chunk.range.start;
         let read = if chunk.parts.len() > 1 { self.preadv(buffered(source), &mut chunk) } else { 0 };
         source.read.fetch_add(read, Ordering::Relaxed);
@@ -294,10 +302,18 @@ fn through_cache(source: &Source<'_>, chunk: &Chunk<'_>) -> bool {
             && source.open.resident_fraction(chunk.range.clone()).is_some_and(|resident| resident > 0.5)
 }
 
+/// Prepares the memory of a part that is long enough for it to matter.
+fn make_ready(part: &mut Part<'_>) {
+    if part.target.len() >= LONG {
+        system::populate(part.target);
+    }
+}
+
 /// Copies what a buffer holds, from `start` in the file on, to the parts.
 fn scatter(bytes: &[u8], start: u64, parts: &mut [Part<'_>]) {
     for part in parts {
         let from = ((part.at - start) as usize).min(bytes.len());
+        make_ready(part);
         let found = &bytes[from..];
         let size = found.len().min(part.target.len());
         part.target[..size].copy_from_slice(&found[..size]);

@@ -28,7 +28,9 @@ pub enum HeaderProblem {
     )]
     Cut { length: u64, there: u64 },
     /// A header out of all proportion to the data.
-    #[error("its header has {length} bytes for {data} bytes of data, more than {ratio} times as many")]
+    #[error(
+        "its header has {length} bytes for {data} bytes of data, more than {ratio} times as many: it was cut, or made to take memory"
+    )]
     OutOfProportion { length: u64, data: u64, ratio: u64 },
     /// A length of zero.
     #[error("it says that its header has no bytes; the smallest header is `{{}}`")]

@@ -182,7 +182,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the file durable and puts it in its place. Refused if bytes are missing.
+    /// Makes the file durable and puts it in its place. Refused if bytes are missing. A cancellation is heard while the disk
+    /// takes its time, too.
     pub fn finish(self) -> Result<()> {
         let short =
             self.plan.places.iter().zip(&self.written).position(|(place, written)| *written < place.bytes);

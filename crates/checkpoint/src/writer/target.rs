@@ -7,6 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -17,6 +20,8 @@ use crate::{CheckpointError, Result};
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 /// Names tried until one is free. Each holds the process, a counter and 64 random bits: the second is never needed.
 const ATTEMPTS: u32 = 16;
+/// How often it is asked whether to stop while a disk takes its time.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A file under a name of its own, which disappears unless it is finished.
 #[derive(Debug)]
@@ -62,10 +67,14 @@ impl Target {
         self.file.write_all_at(bytes, offset).map_err(|error| self.failed(error))
     }
 
-    /// Makes the file durable and puts it in its place. `before_rename` is asked once more when only that is left.
-    pub(super) fn finish(mut self, before_rename: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.file.sync_all().map_err(|error| self.failed(error))?;
-        before_rename()?;
+    /// Makes the file durable and puts it in its place. `stop` is asked while that takes time, and once more when only the
+    /// renaming is left; it ends the work with its error.
+    pub(super) fn finish(mut self, stop: impl Fn() -> Result<()>) -> Result<()> {
+        let file = self.file.try_clone().map_err(|error| self.failed(error))?;
+        match aside(move || file.sync_all(), &stop)? {
+            Ok(()) => stop()?,
+            Err(error) => return Err(self.failed(error)),
+        }
         fs::rename(&self.temporary, &self.path).map_err(|error| self.failed(error))?;
         self.finished = true;
         sync_folder(&folder(&self.path)).map_err(|source| CheckpointError::Io {
@@ -121,6 +130,29 @@ impl Drop for Target {
             && let Err(error) = fs::remove_file(&self.temporary)
         {
             tracing::warn!(path = %self.temporary.display(), %error, "a file that was not finished could not be removed");
+        }
+    }
+}
+
+/// Does something that takes long and cannot be ended, on a thread of its own, and asks every few milliseconds whether to
+/// stop waiting for it. If so, the thread ends when it ends.
+fn aside(
+    work: impl FnOnce() -> io::Result<()> + Send + 'static,
+    stop: impl Fn() -> Result<()>,
+) -> Result<io::Result<()>> {
+    let (done, outcome) = mpsc::channel();
+    let started = thread::Builder::new().name("checkpoint-sync".into()).spawn(move || {
+        // Nobody listens any more if the wait was stopped.
+        let _ = done.send(work());
+    });
+    if let Err(error) = started {
+        return Ok(Err(error));
+    }
+    loop {
+        match outcome.recv_timeout(LOOK) {
+            Ok(outcome) => return Ok(outcome),
+            Err(RecvTimeoutError::Timeout) => stop()?,
+            Err(RecvTimeoutError::Disconnected) => return Ok(Err(io::ErrorKind::Other.into())),
         }
     }
 }
@@ -202,6 +234,18 @@ mod tests {
         let child = child.unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
         assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    fn a_slow_disk_can_be_left_waiting() {
+        let (release, held) = mpsc::channel::<()>();
+        let slow = move || held.recv().map_err(io::Error::other);
+        let stopped = aside(slow, || Err(CheckpointError::Cancelled));
+        assert!(matches!(stopped, Err(CheckpointError::Cancelled)));
+        drop(release);
+        assert!(aside(|| Ok(()), || Ok(())).unwrap().is_ok());
+        let failed = aside(|| Err(io::ErrorKind::StorageFull.into()), || Ok(())).unwrap();
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 mod build;
 mod counted;
+#[path = "../common/counting.rs"]
+mod counting;
 mod good;
 mod hostile;
 mod properties;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
+use pinned_pool::StagingOptions;
 use vmm_alloc::{AddressSpace, PagePool};
 
 use super::device::Device;
@@ -13,7 +14,7 @@ use super::memory::Memory;
 use super::replan::check_plan;
 use super::source::{Source, check_source};
 use super::state::State;
-use super::stats::{EngineReport, EngineStats, UnitReport};
+use super::stats::{EngineReport, EngineStats, StagingStats, UnitReport};
 use super::timing::StepTimes;
 use crate::layout::Layout;
 use crate::model::{TensorId, UnitId};
@@ -36,7 +37,7 @@ pub struct EngineDesc {
     pub options: EngineOptions,
 }
 
-/// Ways of running that cost time and find mistakes.
+/// Ways of running: what costs time and finds mistakes, and the staging ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EngineOptions {
     /// Overwrites a unit's ring bytes with 0xFF when they are given up, on the copy stream and with the same waits as the
@@ -45,6 +46,8 @@ pub struct EngineOptions {
     /// Makes a unit that is not present inaccessible, in the granules wholly its own. Makes the host wait, so that timing
     /// is not that of a real run.
     pub guard: bool,
+    /// How the device's staging ring is made, if this is the first engine to need it.
+    pub staging: StagingOptions,
 }
 
 /// Runs one model through its plan.
@@ -57,7 +60,8 @@ pub struct EngineOptions {
 /// alive until a step on it was ended, or until another was named; while units are held, until they are released.
 ///
 /// No call makes the host wait, except [`new`](Self::new), [`replan`](Self::replan), [`close`](Self::close), and the
-/// first call after a failure.
+/// first call after a failure; and, if the source has bytes that are not page-locked ([`is_staged`](Self::is_staged)),
+/// entering or holding a unit whose bytes have yet to be read: until they are, not until the device has them.
 ///
 /// **Drop** never blocks. An engine that is dropped while the device may still use its memory leaks that memory with an
 /// error in the log; [`close`](Self::close) it first.
@@ -87,6 +91,7 @@ impl Engine {
         if mapped.is_err() {
             // An upload may be under way: wait, or drop leaks.
             _ = state.device.wait_idle();
+            _ = state.device.leave_ring();
         }
         state.stats.replans = 0;
         mapped
@@ -100,7 +105,7 @@ impl Engine {
         let device = Device::new(&driver, options.poison_after_use, options.guard)?;
         let space = AddressSpace::reserve(driver, layout.granule(), layout.granules())?;
         let memory = Memory::new(Arc::clone(&space), pool);
-        let state = State::new(Arc::new(plan), memory, device, source)?;
+        let state = State::new(Arc::new(plan), memory, device, source, options.staging, &layout)?;
         Ok(Self { space, layout, state: Mutex::new(state) })
     }
 
@@ -213,6 +218,7 @@ impl Engine {
         // If what follows fails, a step that begins all the same puts the plan in place anew.
         state.pending = Some(Arc::clone(&state.plan));
         state.device.prepare(Vec::new());
+        state.device.leave_ring()?;
         state.memory.let_go();
         // One holder is this engine, another its memory.
         if Arc::strong_count(&self.space) > 2 && !self.space.is_retired() {
@@ -237,6 +243,11 @@ impl Engine {
     /// Where tensors lie.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Whether entering a unit may wait for bytes to be read into the staging ring.
+    pub fn is_staged(&self) -> bool {
+        self.lock().device.is_staged()
     }
 
     /// The plan in place.
@@ -278,6 +289,7 @@ impl Engine {
             page_bytes_peak: pool.peak.0,
             replan_pending: state.pending.is_some(),
             recovery_pending: state.failed,
+            staging: state.device.staging().map(StagingStats::from),
         }
     }
 

@@ -84,6 +84,15 @@ pub enum EngineError {
         /// Its size.
         bytes: Bytes,
     },
+    /// Bytes of a tensor could not be read on their way to the device: its file was cut, changed or cannot be read.
+    #[error("tensor {} could not be read: {cause}", tensor.0)]
+    Unread {
+        /// The tensor; if several lie side by side in a file, the first of them.
+        tensor: TensorId,
+        /// Why.
+        #[source]
+        cause: HostError,
+    },
     /// A source is to be read by a device that this engine does not drive.
     #[error("a source is read by device {reader}, but this engine drives device {device}")]
     ForeignReader {

@@ -4,8 +4,9 @@
 //! and replaces the plan between steps. It decides nothing about what streams (the plan) or when (the schedule).
 //!
 //! **Invariants.** A compute stream is told to wait for a unit's copy before anything uses the unit. Pages are mapped
-//! and unmapped only when all work has been waited for. No call of a step makes the host wait. An error leaves an
-//! engine whose next step is right.
+//! and unmapped only when all work has been waited for. No call of a step makes the host wait for the device; entering a
+//! unit waits until its bytes have been read, if they are not page-locked (`staging.rs`). An error leaves an engine whose
+//! next step is right.
 
 mod core;
 mod device;
@@ -14,6 +15,8 @@ mod hold;
 mod memory;
 mod replan;
 mod source;
+mod staged;
+mod staging;
 mod state;
 mod stats;
 mod timing;
@@ -21,7 +24,7 @@ mod timing;
 pub use core::{Engine, EngineDesc, EngineOptions};
 pub use error::EngineError;
 pub use source::{Source, SourcePart, StoreSource};
-pub use stats::{EngineReport, EngineStats, UnitReport};
+pub use stats::{EngineReport, EngineStats, StagingStats, UnitReport};
 pub use timing::StepTimes;
 
 #[cfg(test)]

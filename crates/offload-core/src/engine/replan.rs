@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpu_driver::{Bytes, DeviceOrdinal};
-use pinned_pool::{HostRun, PreparedCopy};
+use pinned_pool::LineRun;
 
+use super::device::Copied;
 use super::error::{EngineError, Result};
 use super::state::State;
 use crate::layout::Layout;
@@ -49,6 +50,8 @@ impl State {
         if waits {
             self.wait_idle()?;
         }
+        let line = self.memory.space.size();
+        self.device.join_ring(&*self.source, line, &self.staging)?;
         self.memory.reach(&plan)?;
         self.device.grow(plan.units.len())?;
         let copies = self.copies_of(&plan)?;
@@ -71,14 +74,12 @@ impl State {
     /// Copies to resident granules what they do not hold yet. Blocks.
     fn upload(&mut self, plan: &Plan) -> Result<()> {
         let runs = self.memory.unfilled(plan);
-        let (mut uploaded, begun) = (0, Instant::now());
-        for run in &runs {
-            let copy = self.prepared(&self.memory.bytes_of(run))?;
-            self.device.copies().enqueue(&copy)?;
-            uploaded += copy.bytes().0;
-        }
-        if !runs.is_empty() {
-            self.device.copies().drain()?;
+        let copies = runs.iter().map(|run| self.prepared(&self.memory.bytes_of(run)));
+        let copies = copies.collect::<Result<Vec<_>>>()?;
+        let (uploaded, begun) = (copies.iter().map(|copy| copy.bytes().0).sum::<u64>(), Instant::now());
+        if !copies.is_empty() {
+            let done = self.device.upload(copies, &mut self.stats);
+            done.map_err(|error| self.explained(error))?;
             if uploaded >= TELLING {
                 let rate = uploaded as f64 / begun.elapsed().as_secs_f64();
                 self.link_rate = Some(self.link_rate.unwrap_or(0.0).max(rate));
@@ -90,7 +91,7 @@ impl State {
     }
 
     /// The copy of each unit's streamed bytes, worked out once.
-    fn copies_of(&self, plan: &Plan) -> Result<Vec<Option<Arc<PreparedCopy>>>> {
+    fn copies_of(&self, plan: &Plan) -> Result<Vec<Option<Copied>>> {
         let copy = |unit: &crate::plan::UnitPlan| {
             if unit.is_resident() {
                 return Ok(None);
@@ -105,16 +106,16 @@ impl State {
         plan.units.iter().map(copy).collect()
     }
 
-    fn prepared(&self, line: &Range<u64>) -> Result<Arc<PreparedCopy>> {
+    fn prepared(&self, line: &Range<u64>) -> Result<Copied> {
         let DeviceOrdinal(device) = self.device.driver().device_info().ordinal;
-        let mut runs: Vec<HostRun> = Vec::new();
+        let mut runs: Vec<LineRun> = Vec::new();
         for part in self.source.parts(line) {
             if part.reader.0 != device {
                 return Err(EngineError::ForeignReader { reader: part.reader.0, device });
             }
             runs.push(part.run);
         }
-        Ok(PreparedCopy::new(&self.memory.space, &runs)?)
+        self.device.copy_into(&self.memory.space, runs)
     }
 }
 

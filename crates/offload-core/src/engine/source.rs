@@ -1,26 +1,26 @@
-//! Where a model's bytes are in host memory.
+//! Where a model's bytes are in host memory or in files.
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;
 use std::ops::Range;
 
 use gpu_driver::{Bytes, DeviceOrdinal};
-use pinned_pool::{HostRun, HostStore};
+use pinned_pool::{HostStore, LineRun};
 
 use super::error::{EngineError, Result};
 use crate::layout::Layout;
 use crate::model::TensorId;
 
-/// Host bytes that are copied in one piece, and the device whose link reads them.
+/// Host bytes that are copied to one place, and the device whose link reads them.
 #[derive(Debug, Clone)]
 pub struct SourcePart {
     /// The bytes, what keeps them alive, and where on the address line they go.
-    pub run: HostRun,
+    pub run: LineRun,
     /// The device that reads them.
     pub reader: DeviceOrdinal,
 }
 
-/// Host memory with all the bytes of a model.
+/// Host memory and files with all the bytes of a model.
 pub trait Source: Debug + Send + Sync {
     /// Where the bytes `line` of the address line come from, in ascending order. What lies between tensors may be left
     /// out.
@@ -39,7 +39,7 @@ pub struct StoreSource {
 impl Source for StoreSource {
     fn parts(&self, line: &Range<u64>) -> Vec<SourcePart> {
         let part = |run| SourcePart { run, reader: self.reader };
-        self.store.runs(line.clone()).into_iter().map(part).collect()
+        self.store.line_runs(line.clone()).into_iter().map(part).collect()
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) fn check_source(source: &dyn Source, layout: &Layout) -> Result<()> {
     let line = 0..u64::from(layout.granules()) * layout.granule().0;
     let mut stretches: Vec<Range<u64>> = Vec::new();
     for part in source.parts(&line) {
-        let (start, Bytes(size)) = (part.run.offset(), part.run.bytes().size());
+        let (start, Bytes(size)) = (part.run.offset(), part.run.size());
         match stretches.last_mut() {
             Some(last) if last.end == start => last.end += size,
             _ => stretches.push(start..start + size),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use gpu_driver::StreamHandle;
+use pinned_pool::{HostError, StagingOptions};
 
 use super::device::Device;
 use super::error::{EngineError, Result};
@@ -20,7 +21,8 @@ use super::memory::Memory;
 use super::source::Source;
 use super::stats::EngineStats;
 use super::timing::Timing;
-use crate::model::UnitId;
+use crate::layout::Layout;
+use crate::model::{TensorId, UnitId};
 use crate::plan::Plan;
 use crate::schedule::{Command, Schedule, ScheduleError};
 
@@ -39,6 +41,9 @@ pub(super) struct State {
     pub(super) memory: Memory,
     pub(super) device: Device,
     pub(super) source: Arc<dyn Source>,
+    pub(super) staging: StagingOptions,
+    /// Where tensors begin on the line, in order.
+    starts: Vec<(u64, TensorId)>,
     pub(super) stats: EngineStats,
     /// A plan to be put in place before anything runs.
     pub(super) pending: Option<Arc<Plan>>,
@@ -64,7 +69,14 @@ impl State {
         memory: Memory,
         device: Device,
         source: Arc<dyn Source>,
+        staging: StagingOptions,
+        layout: &Layout,
     ) -> Result<Self> {
+        let mut starts: Vec<_> = (0..layout.tensors() as u32)
+            .map(TensorId)
+            .map(|tensor| (layout.offset(tensor), tensor))
+            .collect();
+        starts.sort_unstable();
         Ok(Self {
             schedule: Schedule::for_plan(&plan).map_err(EngineError::Visit)?,
             pending: Some(Arc::clone(&plan)),
@@ -72,6 +84,8 @@ impl State {
             memory,
             device,
             source,
+            staging,
+            starts,
             stats: EngineStats::default(),
             failed: false,
             closed: false,
@@ -261,13 +275,29 @@ impl State {
         super::tests::mutate(self.mutant, &mut self.commands);
         let done = self.device.execute(&self.commands, &self.plan, &self.memory, &mut self.stats);
         self.failed |= done.is_err();
-        done
+        done.map_err(|error| self.explained(error))
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_mutant(&mut self, mutant: Option<super::tests::Mutant>) {
+        self.mutant = mutant;
+        self.device.forgets_reads = mutant == Some(super::tests::Mutant::DropWaitSubmitted);
     }
 
     /// What was done so far, by this schedule and those before it.
     pub(super) fn stats(&self) -> EngineStats {
         let fetched_on_demand = self.stats.fetched_on_demand + self.schedule.fetched_on_demand();
         EngineStats { fetched_on_demand, ..self.stats }
+    }
+
+    /// An error of a read, with the tensor it is of.
+    pub(super) fn explained(&self, error: EngineError) -> EngineError {
+        let EngineError::Host(HostError::Unread { offset, cause }) = error else { return error };
+        let after = self.starts.partition_point(|&(start, _)| start <= offset);
+        match after.checked_sub(1).and_then(|at| self.starts.get(at)) {
+            Some(&(_, tensor)) => EngineError::Unread { tensor, cause: *cause },
+            None => EngineError::Host(*cause),
+        }
     }
 
     pub(super) fn named(&self, error: ScheduleError) -> EngineError {

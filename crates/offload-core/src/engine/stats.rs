@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pinned_pool::StagingReport;
 use serde::Serialize;
 
 /// Counts since the engine was made.
@@ -22,6 +23,10 @@ pub struct EngineStats {
     pub waits: u64,
     /// Bytes copied to pages of their own.
     pub uploaded_bytes: u64,
+    /// Bytes given to the staging ring, uploads included.
+    pub staged_bytes: u64,
+    /// Times the host waited for a unit's bytes to be read into the staging ring.
+    pub host_waits: u64,
     /// Plans put in place after the first.
     pub replans: u64,
     /// Times a step began by waiting for all work, because the one before it did not end well.
@@ -51,6 +56,36 @@ pub struct UnitReport {
     pub copies: u64,
 }
 
+/// The staging ring of the engine's device, which it shares with others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StagingStats {
+    /// Bytes of it that are page-locked: all or none.
+    pub locked_bytes: u64,
+    /// Bytes of one chunk.
+    pub chunk_bytes: u64,
+    /// How many chunks there are.
+    pub chunks: u32,
+    /// Threads that read.
+    pub threads: usize,
+    /// Whether files are read around the page cache, which could not hold them.
+    pub around_cache: bool,
+    /// What was refused when the ring was made, and what was done instead.
+    pub step_down: Option<String>,
+}
+
+impl From<StagingReport> for StagingStats {
+    fn from(report: StagingReport) -> Self {
+        Self {
+            locked_bytes: report.locked.0,
+            chunk_bytes: report.chunk.0,
+            chunks: report.chunks,
+            threads: report.threads,
+            around_cache: report.around_cache,
+            step_down: report.step_down,
+        }
+    }
+}
+
 /// A moment's view of an [`Engine`](crate::Engine).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EngineReport {
@@ -78,4 +113,6 @@ pub struct EngineReport {
     pub replan_pending: bool,
     /// Whether a call failed and the next step starts over.
     pub recovery_pending: bool,
+    /// The staging ring, if any of the model's bytes are not page-locked.
+    pub staging: Option<StagingStats>,
 }

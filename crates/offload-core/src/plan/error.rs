@@ -1,5 +1,7 @@
 //! Why a model cannot be laid out or planned, with what was asked and what would do.
 
+use std::fmt;
+
 use gpu_driver::Bytes;
 
 use crate::schedule::ScheduleError;
@@ -10,8 +12,9 @@ use crate::schedule::ScheduleError;
 pub enum PlanError {
     /// The budget cannot hold the base and one largest unit.
     #[error(
-        "a budget of {budget} is too small: this model needs at least {minimum}, {base} for what is always resident \
-         and the rest for its largest unit {largest_unit} of {largest_unit_bytes}; raise the budget to the minimum"
+        "a budget of {budget} is too small: this model needs at least {}, {base} for what is always resident \
+         and the rest for its largest unit {largest_unit} of {largest_unit_bytes}; raise the budget to the minimum",
+        AtLeast(*minimum)
     )]
     BudgetTooSmall {
         /// What was asked for.
@@ -125,4 +128,49 @@ pub enum PlanError {
         /// Which rule, with the values.
         what: String,
     },
+}
+
+/// A smallest size as [`Bytes`] prints one, but rounded up, so that what is printed is enough when it is asked for.
+struct AtLeast(Bytes);
+
+impl fmt::Display for AtLeast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        let Bytes(bytes) = self.0;
+        for (name, unit) in UNITS {
+            if bytes >= unit {
+                let hundredths = (u128::from(bytes) * 100).div_ceil(u128::from(unit));
+                return write!(f, "{}.{:02} {name} ({bytes} bytes)", hundredths / 100, hundredths % 100);
+            }
+        }
+        write!(f, "{bytes} bytes")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_minimum_is_printed_rounded_up() {
+        let text = |bytes| AtLeast(Bytes(bytes)).to_string();
+        assert_eq!(text(1000), "1000 bytes");
+        assert_eq!(text(1 << 20), "1.00 MiB (1048576 bytes)");
+        assert_eq!(text((1 << 20) + 1), "1.01 MiB (1048577 bytes)");
+        assert_eq!(text((5 << 30) - 1), "5.00 GiB (5368709119 bytes)");
+        assert_eq!(text(1536), "1.50 KiB (1536 bytes)");
+    }
+
+    #[test]
+    fn the_refusal_of_a_budget_names_a_minimum_that_is_enough() {
+        let minimum = Bytes((3 << 20) + 4096);
+        let error = PlanError::BudgetTooSmall {
+            budget: Bytes(1),
+            minimum,
+            largest_unit: "blocks.1".into(),
+            largest_unit_bytes: Bytes(2 << 20),
+            base: Bytes(1 << 20),
+        };
+        assert!(error.to_string().contains("at least 3.01 MiB (3149824 bytes)"), "{error}");
+    }
 }

@@ -47,6 +47,19 @@ pub enum StagedStep {
     },
 }
 
+impl StagedStep {
+    /// Submits it to a stream.
+    ///
+    /// # Errors
+    /// As [`TransferStream::wait`] and [`TransferStream::fill`].
+    pub fn submit(&self, stream: &TransferStream) -> Result<()> {
+        match self {
+            Self::Wait(event) => stream.wait(event),
+            Self::Fill { space, offset, bytes, value } => stream.fill(space, *offset, *bytes, *value),
+        }
+    }
+}
+
 /// A job and the stream it is for.
 #[derive(Debug)]
 pub(super) struct Work {
@@ -79,14 +92,7 @@ impl Device for RingDevice {
     }
 
     fn begin(&self, work: &Arc<Work>) -> Result<()> {
-        for step in &work.job.before {
-            match step {
-                StagedStep::Wait(event) => work.stream.wait(event)?,
-                StagedStep::Fill { space, offset, bytes, value } => {
-                    work.stream.fill(space, *offset, *bytes, *value)?;
-                }
-            }
-        }
+        work.job.before.iter().try_for_each(|step| step.submit(&work.stream))?;
         match work.job.copy.as_ref().and_then(|copy| copy.locked()) {
             Some(locked) => work.stream.enqueue(locked),
             None => Ok(()),

@@ -130,7 +130,8 @@ impl StagingLine {
     /// Gives a job to the ring's threads.
     ///
     /// # Errors
-    /// After a fork, after [`close`](Self::close), or if the ring has lost all of its chunks to a failed device.
+    /// After a fork, after [`close`](Self::close), if the driver refused a wait of an earlier job, or if the ring has lost all
+    /// of its chunks to a failed device.
     pub fn submit(&self, job: StagedJob) -> Result<Ticket> {
         self.check()?;
         if let Some(copy) = &job.copy {
@@ -144,12 +145,12 @@ impl StagingLine {
         Ok(Ticket(number))
     }
 
-    /// Blocks until a job's copies and its record are on the stream; says whether that took any waiting. An error is given
-    /// once.
+    /// Blocks until a job's copies and its record are on the stream; says whether that took any waiting.
     ///
     /// # Errors
     /// What the job failed with: a file that could not be read or has changed, the driver, or that it was cancelled. The
-    /// jobs behind it go on.
+    /// jobs behind it go on, unless the driver refused a wait, on which they may rely: they fail then, too, and so do all
+    /// others until [`cancel`](Self::cancel).
     pub fn wait_submitted(&self, ticket: Ticket) -> Result<bool> {
         self.check()?;
         let (outcome, waited) = self.ring.wait(self.id, ticket.0);
@@ -172,7 +173,8 @@ impl StagingLine {
         Ok(())
     }
 
-    /// Takes back what was not submitted; what it fails with is forgotten. Blocks until no thread reads for this user.
+    /// Takes back what was not submitted. Blocks until no thread reads for this user. What is submitted later must not rely
+    /// on waits of what was taken back: wait for all work before.
     ///
     /// # Errors
     /// After a fork or [`close`](Self::close).

@@ -136,7 +136,7 @@ impl<D: Device> Threads<D> {
         while queue.is_busy(line) {
             queue = wait(&self.shared.changed, queue);
         }
-        queue.forget_failures(line);
+        queue.mend(line);
     }
 
     /// Asks the device which slots of a line it has done with. Never blocks.

@@ -19,6 +19,7 @@ use crate::file::FileBytes;
 use crate::limits::{memory_limit, memory_room};
 use crate::maps::HostMaps;
 use crate::registered::{KeepAlive, Registered};
+use crate::release;
 use crate::slab::{Fill, Slab, fill_threads};
 use crate::source::{HostBytes, SourceBytes, SourceTensor};
 use crate::watch::Watch;
@@ -73,8 +74,8 @@ impl HostStoreBuilder {
     /// Has the work followed, and ended if its caller wishes. To be called before anything is placed.
     pub fn watch(&mut self, watch: Watch) -> &mut Self {
         self.registrar.watch = watch;
-        let ladder = Ladder::new(self.options.piece, self.options.chunk);
-        self.slab = SlabLock::new(self.registrar.clone(), ladder, self.options.piece);
+        // Made anew, with the watch.
+        drop(self.take_slab());
         self
     }
 
@@ -97,9 +98,7 @@ impl HostStoreBuilder {
     /// # Errors
     /// If the work was ended. A refused registration is no error: what is not page-locked stays pageable.
     pub fn finish(mut self) -> Result<HostStore> {
-        let unused =
-            SlabLock::new(self.registrar.clone(), Ladder::new(Bytes::ZERO, Bytes::ZERO), Bytes::ZERO);
-        let slab = std::mem::replace(&mut self.slab, unused);
+        let slab = self.take_slab();
         let (registered, refusal) = slab.finish(self.places.slab.as_ref());
         for registered in registered {
             self.places.locked.insert(registered);
@@ -119,6 +118,7 @@ impl HostStoreBuilder {
 
     fn place_group(&mut self, sources: &[SourceTensor]) -> Result<Vec<Placed>> {
         self.registrar.watch.check()?;
+        release::wait(&self.registrar.watch)?;
         check(sources, &self.places, self.line)?;
         let mut group = Group { sources, homes: vec![None; sources.len()], registered: Vec::new() };
         self.lock_in_place(&mut group)?;
@@ -294,6 +294,13 @@ impl HostStoreBuilder {
         chosen
     }
 
+    /// The slab's registrations, in whose place new ones come.
+    fn take_slab(&mut self) -> SlabLock {
+        let ladder = Ladder::new(self.options.piece, self.options.chunk);
+        let new = SlabLock::new(self.registrar.clone(), ladder, self.options.piece);
+        std::mem::replace(&mut self.slab, new)
+    }
+
     fn threads(&mut self) -> Result<Arc<ThreadPool>> {
         if let Some(threads) = &self.threads {
             return Ok(Arc::clone(threads));
@@ -310,11 +317,11 @@ impl Drop for HostStoreBuilder {
             return;
         }
         // Unlocking takes 10 ms a GiB and freeing more; whoever ended the work wants to go on.
-        let places = std::mem::take(&mut self.places);
-        let release = std::thread::Builder::new().name("host-release".into());
-        if let Err(error) = release.spawn(move || drop(places)) {
-            tracing::debug!(%error, "memory was given back without a thread of its own");
-        }
+        let (slab, places) = (self.take_slab(), std::mem::take(&mut self.places));
+        release::behind(move || {
+            slab.abandon();
+            drop(places);
+        });
     }
 }
 

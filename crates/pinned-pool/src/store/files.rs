@@ -110,8 +110,8 @@ fn lock_file(
     }
     let mut locked = Ranges::default();
     for run in wanted.iter().filter(|run| run.end - run.start >= request.shortest.0) {
-        let _turn = map.turn();
-        let (shared, missing) = map.locked(&run);
+        let _turn = map.turn(&request.registrar.watch)?;
+        let (shared, missing) = map.locked(&run, &request.registrar.watch)?;
         for registered in &shared {
             locked.insert(range(registered));
         }

@@ -156,6 +156,16 @@ impl SlabLock {
         (std::mem::take(&mut state.registered), state.refusal.take())
     }
 
+    /// Ends the work and waits until nothing of it is left.
+    pub(super) fn abandon(mut self) {
+        self.shared.over.store(true, Ordering::Release);
+        if let Some((sender, thread)) = self.thread.take() {
+            drop(sender);
+            // What it panicked with was told by `finish`, or is of no interest any more.
+            drop(thread.join());
+        }
+    }
+
     /// Gives a job to the thread, which is started for the first one.
     fn hand(&mut self, job: Job) {
         if self.thread.is_none() {

@@ -87,7 +87,14 @@ fn any_driver_call_may_fail_once() {
         };
         for _ in 0..3 {
             let ran = match rig.run() {
-                Err(error) if is_injected(&error) => rig.run(),
+                Err(error) if is_injected(&error) => {
+                    // What failed may have been a wait, on which later jobs would rely.
+                    rig.line.cancel().unwrap();
+                    if rig.stream.drain().is_err() {
+                        rig.stream.drain().unwrap();
+                    }
+                    rig.run()
+                }
                 other => other,
             };
             assert!(ran.unwrap(), "{fault:?}");
@@ -128,6 +135,7 @@ fn a_device_that_is_gone_fails_every_job_and_hangs_nobody() {
     }
     for _ in 0..8 {
         assert!(rig.run().is_err());
+        rig.line.cancel().unwrap();
     }
     device.reset();
     rig.stream.drain().unwrap();

@@ -12,6 +12,7 @@ use super::desc::RigDesc;
 use super::draw::{draw_plan, draw_rig};
 use super::rig::{Failure, Rig};
 use super::rng::Rng;
+use super::source::ModelFile;
 use crate::engine::EngineError;
 use crate::model::UnitId;
 use crate::plan::Plan;
@@ -27,6 +28,9 @@ pub(super) struct Tally {
     pub(super) conflicts: u64,
     pub(super) holds: u64,
     pub(super) on_demand: u64,
+    pub(super) staged_bytes: u64,
+    pub(super) host_waits: u64,
+    pub(super) cut_files: u64,
 }
 
 /// Runs the case of a seed, with a mistake in the engine if one is given. Of several failures, wrong bytes come first.
@@ -67,6 +71,8 @@ struct Case {
     held: Vec<UnitId>,
     /// Copies made when the plan was put in place.
     copies_before: u64,
+    /// A copy ahead may have failed, in the ring's threads, and say so when its unit is entered.
+    late: bool,
     tally: Tally,
 }
 
@@ -75,7 +81,7 @@ impl Case {
         let first = plans.remove(0);
         let rig = Rig::new(desc, first, limit)?;
         let (open, held) = (Vec::new(), Vec::new());
-        Ok(Self { rng, rig, plans, open, held, copies_before: 0, tally: Tally::default() })
+        Ok(Self { rng, rig, plans, open, held, copies_before: 0, late: false, tally: Tally::default() })
     }
 
     fn run(&mut self) -> Result<(), Failure> {
@@ -97,11 +103,25 @@ impl Case {
                     Verb::CopyToHost,
                 ]);
             }
+            let cut = !fault && self.rig.file.is_some() && self.rng.once_in(4);
+            if cut {
+                self.cut_file();
+            }
             let stepped = self.step();
             self.rig.device.reset();
+            if cut {
+                self.mend_file();
+            }
             match stepped {
-                Err(Failure::Error(error)) if fault && is_injected(&error) => self.give_up_step()?,
-                other => other?,
+                Err(Failure::Error(error)) if (fault || cut || self.late) && is_meant(&error) => {
+                    self.tally.cut_files += u64::from(matches!(error, EngineError::Unread { .. }));
+                    self.late = false;
+                    self.give_up_step()?;
+                }
+                other => {
+                    other?;
+                    self.late |= (fault || cut) && self.rig.engine.is_staged();
+                }
             }
             self.count_copies();
             if self.rng.once_in(2) {
@@ -113,6 +133,14 @@ impl Case {
         }
         self.release_all()?;
         self.rig.finish()
+    }
+
+    fn cut_file(&self) {
+        self.rig.file.iter().for_each(ModelFile::cut);
+    }
+
+    fn mend_file(&self) {
+        self.rig.file.iter().for_each(ModelFile::mend);
     }
 
     fn arm(&mut self, verbs: &[Verb]) {
@@ -224,6 +252,7 @@ impl Case {
             Err(error) if fault && is_injected(&error) => {}
             other => other?,
         }
+        self.late = false; // All copies ahead were taken back.
         self.tally.replans += 1;
         self.copies_before = self.rig.engine.stats().copies;
         Ok(())
@@ -238,6 +267,7 @@ impl Case {
         self.rig.engine.abandon_step(); // If the last one was never ended.
         match self.rig.hold(unit) {
             Err(EngineError::Conflict { .. }) if !self.held.is_empty() => self.tally.conflicts += 1,
+            Err(error) if self.late && is_meant(&error) => self.late = false,
             other => {
                 other?;
                 self.held.push(unit);
@@ -263,10 +293,17 @@ impl Case {
         let stats = self.rig.engine.stats();
         self.tally.streamed_twice |= stats.copies - self.copies_before > streamed;
         self.tally.on_demand = stats.fetched_on_demand;
+        self.tally.staged_bytes = stats.staged_bytes;
+        self.tally.host_waits = stats.host_waits;
     }
 }
 
 /// Whether the cause is a failure made on purpose.
 pub(super) fn is_injected(error: &EngineError) -> bool {
     error.to_string().contains("was made to fail")
+}
+
+/// As [`is_injected`], or a file that was cut.
+fn is_meant(error: &EngineError) -> bool {
+    is_injected(error) || matches!(error, EngineError::Unread { .. })
 }

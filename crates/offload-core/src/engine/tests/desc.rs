@@ -18,6 +18,36 @@ pub(super) enum Compute {
     Streams(usize),
 }
 
+/// Which tensors are page-locked, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Levels {
+    /// All of them, in a slab.
+    Locked,
+    /// None: in memory or in a file.
+    Staged,
+    /// Some.
+    Mixed,
+}
+
+/// Where a tensor's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    Locked,
+    Memory,
+    File,
+}
+
+impl Levels {
+    pub(super) fn of(self, tensor: u32) -> Level {
+        let number = tensor.wrapping_mul(2_654_435_761) >> 13;
+        match self {
+            Self::Locked => Level::Locked,
+            Self::Staged => [Level::Memory, Level::File, Level::File][number as usize % 3],
+            Self::Mixed => [Level::Locked, Level::Memory, Level::File, Level::Locked][number as usize % 4],
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct RigDesc {
     /// Sizes of tensors: of the base, and by tower and block.
@@ -28,6 +58,7 @@ pub(super) struct RigDesc {
     pub(super) seed: u64,
     pub(super) compute: Compute,
     pub(super) options: EngineOptions,
+    pub(super) levels: Levels,
     pub(super) mutant: Option<Mutant>,
 }
 
@@ -41,7 +72,8 @@ impl RigDesc {
             order: CopyOrder::Random,
             seed: 7,
             compute: Compute::Streams(1),
-            options: EngineOptions { poison_after_use: true, guard: false },
+            options: EngineOptions { poison_after_use: true, ..EngineOptions::default() },
+            levels: Levels::Locked,
             mutant: None,
         }
     }

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use gpu_driver::{Bytes, CopyOrder};
+use pinned_pool::StagingOptions;
 
 use super::Mutant;
-use super::desc::{Compute, RigDesc, minimum, plan};
+use super::desc::{Compute, Levels, RigDesc, minimum, plan};
 use super::rng::Rng;
 use crate::engine::EngineOptions;
 use crate::layout::Layout;
@@ -37,7 +38,14 @@ pub(super) fn draw_rig(rng: &mut Rng, seed: u64, mutant: Option<Mutant>) -> RigD
         options: EngineOptions {
             poison_after_use: !rng.once_in(5),
             guard: rng.once_in(10) && mutant.is_none(), // A mistake under guard ends the process.
+            staging: StagingOptions {
+                chunk: Some(Bytes(rng.within(1, 20) << 12)),
+                bytes: Some(Bytes(rng.within(40, 400) << 10)),
+                threads: Some(rng.within(1, 3) as usize),
+                ..StagingOptions::default()
+            },
         },
+        levels: rng.pick(&[Levels::Locked, Levels::Staged, Levels::Mixed]),
         mutant,
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use gpu_driver::{CopyOrder, Faulty, StreamHandle, Verb};
+use gpu_driver::{Bytes, CopyOrder, Faulty, StreamHandle, Verb};
+
+use pinned_pool::StagingOptions;
 
 use super::case::is_injected;
-use super::desc::{Compute, RigDesc, device, minimum, plan};
+use super::desc::{Compute, Levels, RigDesc, device, minimum, plan};
 use super::rig::{Failure, Rig};
 use crate::engine::{EngineError, EngineOptions};
 use crate::model::UnitId;
@@ -96,9 +98,9 @@ fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>
     (run.faults, calls)
 }
 
-fn every_fault(order: CopyOrder, options: EngineOptions) {
+fn every_fault(order: CopyOrder, options: EngineOptions, levels: Levels) {
     let mut desc = RigDesc::tower(4, 1);
-    (desc.order, desc.options, desc.compute) = (order, options, Compute::Streams(2));
+    (desc.order, desc.options, desc.compute, desc.levels) = (order, options, Compute::Streams(2), levels);
     let layout = desc.layout();
     let whole = Units::whole_blocks(&layout);
     let cuts = (0..).zip(layout.blocks()).map(|(id, block)| {
@@ -121,10 +123,26 @@ fn every_fault(order: CopyOrder, options: EngineOptions) {
 
 #[test]
 fn any_call_may_fail() {
-    every_fault(CopyOrder::Random, EngineOptions { poison_after_use: true, guard: false });
+    every_fault(
+        CopyOrder::Random,
+        EngineOptions { poison_after_use: true, ..EngineOptions::default() },
+        Levels::Locked,
+    );
 }
 
 #[test]
 fn any_call_may_fail_under_guard() {
-    every_fault(CopyOrder::Lazy, EngineOptions { poison_after_use: false, guard: true });
+    every_fault(CopyOrder::Lazy, EngineOptions { guard: true, ..EngineOptions::default() }, Levels::Locked);
+}
+
+#[test]
+fn any_call_may_fail_with_a_staging_ring() {
+    let staging = StagingOptions {
+        chunk: Some(Bytes::kib(16)),
+        bytes: Some(Bytes::kib(64)),
+        threads: Some(2),
+        ..StagingOptions::default()
+    };
+    let options = EngineOptions { poison_after_use: true, staging, ..EngineOptions::default() };
+    every_fault(CopyOrder::Random, options, Levels::Mixed);
 }

@@ -10,6 +10,7 @@ mod mutant;
 mod property;
 mod rig;
 mod rng;
+mod source;
 mod threads;
 mod timing;
 

@@ -19,6 +19,8 @@ pub(in crate::engine) enum Mutant {
     SkipPage,
     /// A compute stream that takes over does not wait for the one before it.
     DropHandoff,
+    /// Computation does not wait until a unit's job of the staging ring is submitted.
+    DropWaitSubmitted,
     /// A replan does not wait for the work that uses the pages it takes away.
     FreeBeforeEvent,
 }
@@ -38,8 +40,14 @@ pub(in crate::engine) fn mutate(mutant: Option<Mutant>, commands: &mut Vec<Comma
             });
             commands.extend(entered.map(|UnitId(unit)| Command::RecordLastUse(UnitId(unit))));
         }
-        Some(Mutant::SlotShort | Mutant::SkipPage | Mutant::DropHandoff | Mutant::FreeBeforeEvent) | None => {
-        }
+        Some(
+            Mutant::SlotShort
+            | Mutant::SkipPage
+            | Mutant::DropHandoff
+            | Mutant::DropWaitSubmitted
+            | Mutant::FreeBeforeEvent,
+        )
+        | None => {}
     }
 }
 

@@ -25,6 +25,9 @@ fn every_computation_reads_its_own_bytes() {
         ("lost steps", cases(|tally| tally.lost_steps > 0), 100),
         ("conflicts", cases(|tally| tally.conflicts > 0), 50),
         ("holds", cases(|tally| tally.holds > 0), 200),
+        ("staged bytes", cases(|tally| tally.staged_bytes > 0), 300),
+        ("waits for reads", cases(|tally| tally.host_waits > 0), 200),
+        ("files cut in a step", cases(|tally| tally.cut_files > 0), 50),
         ("fetches on demand", cases(|tally| tally.on_demand > 0), 300),
     ] {
         assert!(count >= least, "only {count} cases have {what}");
@@ -48,6 +51,7 @@ fn every_mistake_is_noticed() {
         Mutant::SlotShort,
         Mutant::SkipPage,
         Mutant::DropHandoff,
+        Mutant::DropWaitSubmitted,
         Mutant::FreeBeforeEvent,
     ] {
         // A refused call would be noticed too; what counts is that the mistake itself, wrong bytes, is seen.

@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use gpu_driver::{Bytes, DeviceOrdinal, Driver, Faulty, HostDriver, StreamHandle, Verb};
-use pinned_pool::{HostBytes, HostStore, PendingRead, SourceTensor, StoreOptions, TransferStream};
+use gpu_driver::{Bytes, Driver, Faulty, HostDriver, StreamHandle, Verb};
+use pinned_pool::{HostStore, PendingRead, StoreOptions, TransferStream};
 use vmm_alloc::PagePool;
 
 use super::desc::{Compute, RigDesc, device};
 use super::rng::Rng;
-use crate::engine::{Engine, EngineDesc, EngineError, StoreSource};
+use super::source::{Mixed, ModelFile};
+use crate::engine::{Engine, EngineDesc, EngineError};
 use crate::model::{TensorId, UnitId};
 use crate::plan::Plan;
 
@@ -33,6 +34,8 @@ pub(super) struct Rig {
     /// The stream of the engine's latest call that went well: computation on another is not ordered.
     told: Cell<usize>,
     reads: Vec<(u64, PendingRead)>,
+    /// If any of the model's bytes are in one.
+    pub(super) file: Option<ModelFile>,
 }
 
 impl Rig {
@@ -53,17 +56,19 @@ impl Rig {
         let driver: Arc<dyn Driver> = Arc::<Device>::clone(device);
         let line = Bytes(u64::from(layout.granules()) * layout.granule().0);
         let options = StoreOptions { slab_only: true, threads: Some(1), ..StoreOptions::default() };
-        let mut store = HostStore::builder(Arc::clone(&driver), line, options);
+        let store = HostStore::builder(Arc::clone(&driver), line, options);
         let (mut image, mut tensors) = (vec![0; line.as_usize()], vec![false; line.as_usize()]);
         let mut rng = Rng::new(desc.seed);
+        let mut given = Vec::new();
         for tensor in (0..layout.tensors() as u32).map(TensorId) {
             let bytes = Arc::new(rng.bytes(layout.bytes(tensor).as_usize()));
             let (start, end) = (layout.offset(tensor) as usize, layout.offset(tensor) as usize + bytes.len());
             image[start..end].copy_from_slice(&bytes);
             tensors[start..end].fill(true);
-            store.place(&[SourceTensor::new(tensor.0, start as u64, HostBytes::of(&bytes))])?;
+            given.push((tensor.0, start as u64, bytes));
         }
-        let source = Arc::new(StoreSource { store: store.finish()?, reader: DeviceOrdinal(0) });
+        let (source, file) = Mixed::new(store, desc.levels, given)?;
+        let source = Arc::new(source);
         let pool = PagePool::new(Arc::clone(&driver), layout.granule(), Bytes(limit))?;
         let streams = match desc.compute {
             Compute::Calling => 1,
@@ -74,7 +79,7 @@ impl Rig {
         let options = desc.options;
         let engine =
             Engine::unmapped(EngineDesc { driver, layout, plan, pool: pool.clone(), source, options })?;
-        engine.lock().mutant = desc.mutant;
+        engine.lock().set_mutant(desc.mutant);
         engine.map()?;
         let (host, device) = (Arc::clone(host), Arc::clone(device));
         Ok(Self {
@@ -89,6 +94,7 @@ impl Rig {
             turn: 0,
             told: Cell::new(0),
             reads: Vec::new(),
+            file,
         })
     }
 

@@ -22,6 +22,8 @@ struct Stream {
     /// The latest submitted: job, and how far in it: 1 for its beginning, 2 for its first chunk …
     last: Option<(u64, usize)>,
     ended: Vec<u64>,
+    /// The job that begins next, none left out.
+    next: u64,
 }
 
 impl World {
@@ -48,10 +50,10 @@ impl World {
         };
         let follows = match stream.last {
             Some((last, at)) if last == job => place == at + 1,
-            // The job before has ended, or has failed on the way.
-            Some((last, _)) => last < job && place == 1,
-            None => place == 1,
+            // The job before has ended, or has failed on the way, but has begun.
+            _ => place == 1 && job == stream.next,
         };
+        stream.next = stream.next.max(job + 1);
         if !follows {
             self.wrong.push(format!("line {line}: {step:?} of job {job} follows {:?}", stream.last));
         }
@@ -60,6 +62,11 @@ impl World {
         if step == Step::End {
             stream.ended.push(job);
         }
+    }
+
+    /// All has been waited for: jobs before this one need not begin.
+    pub(super) fn forgive(&mut self, line: LineId, job: u64) {
+        self.streams.entry(line).or_default().next = job;
     }
 
     /// Whether a job's record is on the stream.

@@ -19,6 +19,7 @@ enum Doing {
 enum Trouble {
     None,
     Read,
+    Begin,
     Copy(Fate),
     Cancel,
 }
@@ -131,6 +132,13 @@ impl State {
                 self.queue.submitted(turn, fate, error());
                 self.queue.done(turn.line);
             }
+            (Doing::Submitting(turn), Trouble::Begin) if fails && turn.step == Step::Begin => {
+                // What is behind it relies on its waits.
+                let behind = |(line, job): &&(LineId, u64)| *line == turn.line && *job >= turn.job;
+                self.failed.extend(self.jobs.keys().filter(behind));
+                self.queue.submitted(turn, Fate::Unused, error());
+                self.queue.done(turn.line);
+            }
             (Doing::Submitting(turn), _) if !fails => {
                 self.submit(turn);
                 self.queue.submitted(turn, Fate::Flying, Ok(()));
@@ -161,7 +169,9 @@ impl State {
         if !jobs.is_empty() {
             self.failed.extend(self.jobs.keys().filter(|(of, _)| *of == line));
         }
+        self.queue.mend(line);
         let number = self.queue.submit(line, 2, 2).unwrap();
+        self.world.forgive(line, number);
         self.jobs.insert((line, number), 2);
         true
     }
@@ -237,6 +247,7 @@ fn every_order_is_right() {
 fn every_order_is_right_when_something_fails_or_is_cancelled() {
     for trouble in [
         Trouble::Read,
+        Trouble::Begin,
         Trouble::Copy(Fate::Flying),
         Trouble::Copy(Fate::Unused),
         Trouble::Copy(Fate::Lost),

@@ -172,6 +172,7 @@ fn what_is_cancelled_is_over_when_cancel_returns() {
         rig.threads.cancel(line);
         assert!(rig.threads.is_clear(line));
         let before = lock(&rig.world).clone();
+        lock(&rig.world).forgive(line, 2);
         rig.submit(line, 2, 1, None);
         rig.wait(line, 2).unwrap();
         assert!(!before.has_ended(line, 2));

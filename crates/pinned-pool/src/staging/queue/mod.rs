@@ -9,8 +9,9 @@
 //! line's jobs in the order they were given.
 //!
 //! **Invariants.** A slot that was submitted is not given to another chunk before the device has reached the mark behind
-//! it. A job's end comes after all of its chunks, its beginning before all of them. A line that has work gets its share
-//! of the slots whatever the others have.
+//! it. A job's end comes after all of its chunks, its beginning before all of them. Every job that is not taken back begins,
+//! also one that cannot be read: those behind it rely on its waits. A line that has work gets its share of the slots
+//! whatever the others have.
 #![forbid(unsafe_code)]
 
 mod next;
@@ -24,6 +25,9 @@ use crate::error::{HostError, Result};
 pub(super) use types::Mutant;
 pub(super) use types::{Fate, LineId, Next, Place, Step, Turn};
 use types::{Job, Line};
+
+/// How many failures of a line are kept for those who ask: more than anybody gives jobs ahead.
+const FAILURES: usize = 1000;
 
 /// The slots of a ring, and the lines of work that share them.
 #[derive(Debug)]
@@ -74,6 +78,7 @@ impl<J: Clone> Queue<J> {
             flying: VecDeque::new(),
             taken: 0,
             failures: BTreeMap::new(),
+            broken: None,
         };
         self.lines.insert(id, line);
         id
@@ -85,6 +90,9 @@ impl<J: Clone> Queue<J> {
             return Err(self.lost.clone().unwrap_or(HostError::StagingStopped));
         }
         let found = self.lines.get_mut(&line).filter(|_| !self.stopping).ok_or(HostError::StagingStopped)?;
+        if let Some(broken) = &found.broken {
+            return Err(broken.clone());
+        }
         let number = found.next;
         found.next += 1;
         found.jobs.push_back(Job {
@@ -92,6 +100,7 @@ impl<J: Clone> Queue<J> {
             work: job,
             chunks,
             begun: false,
+            dead: false,
             submitted: 0,
             ready: VecDeque::new(),
         });
@@ -107,19 +116,19 @@ impl<J: Clone> Queue<J> {
         };
         let found = line.jobs.iter_mut().find(|job| job.number == place.job);
         match (found, result) {
-            (Some(job), Ok(())) => {
+            (Some(job), Ok(())) if !job.dead => {
                 if let Some(ready) = job.ready.get_mut(place.chunk - job.submitted) {
                     *ready = Some(place.slot);
                 }
                 None
             }
-            (Some(_), Err(error)) => {
+            (Some(job), Err(error)) if !job.dead => {
                 line.taken -= 1;
                 self.free.push(place.slot);
                 self.fail(place.line, place.job, error)
             }
             // The job has failed or was cancelled meanwhile.
-            (None, _) => {
+            (_, _) => {
                 line.taken -= 1;
                 self.free.push(place.slot);
                 None
@@ -144,18 +153,24 @@ impl<J: Clone> Queue<J> {
         let line = self.lines.get_mut(&turn.line)?;
         line.submitting = false;
         line.taken -= u32::from(matches!(turn.step, Step::Copy { .. }));
-        if let Err(error) = result {
-            return self.fail(turn.line, turn.job, error);
-        }
-        // If a read of it has failed meanwhile, another job is at the front.
         let line = self.lines.get_mut(&turn.line)?;
-        let front = line.jobs.front_mut().filter(|job| job.number == turn.job)?;
-        match turn.step {
-            Step::Begin => front.begun = true,
-            Step::Copy { .. } => {}
-            Step::End => return line.jobs.pop_front().map(|job| job.work),
+        // If a read of it has failed meanwhile, another job is at the front.
+        let front = line.jobs.front_mut().filter(|job| job.number == turn.job);
+        match (result, turn.step) {
+            (Err(error), Step::Begin) => {
+                line.broken = Some(error.clone());
+                front?.begun = true;
+                self.fail(turn.line, turn.job, error)
+            }
+            (Err(error), _) => self.fail(turn.line, turn.job, error),
+            (Ok(()), Step::Begin) => {
+                let front = front?;
+                front.begun = true;
+                if front.dead { line.jobs.pop_front().map(|job| job.work) } else { None }
+            }
+            (Ok(()), Step::End) if front.is_some() => line.jobs.pop_front().map(|job| job.work),
+            (Ok(()), _) => None,
         }
-        None
     }
 
     /// A thread has let go of what it did for a line.
@@ -210,7 +225,7 @@ impl<J: Clone> Queue<J> {
         }
         let mut jobs = Vec::with_capacity(line.jobs.len());
         for job in line.jobs.drain(..) {
-            line.failures.insert(job.number, HostError::StagingCancelled);
+            line.failures.entry(job.number).or_insert(HostError::StagingCancelled);
             for slot in job.ready.into_iter().flatten() {
                 line.taken -= 1;
                 self.free.push(slot);
@@ -233,21 +248,21 @@ impl<J: Clone> Queue<J> {
     /// How a job's submission ended; `None` if it has not.
     pub(super) fn outcome(&mut self, line: LineId, number: u64) -> Option<Result<()>> {
         let Some(line) = self.lines.get_mut(&line) else { return Some(Err(HostError::StagingStopped)) };
-        if let Some(error) = line.failures.remove(&number) {
-            return Some(Err(error));
+        if let Some(error) = line.failures.get(&number) {
+            return Some(Err(error.clone()));
         }
         #[cfg(test)]
         if self.mutant == Some(Mutant::WaitShort) {
             let waits = line.jobs.iter().any(|job| job.number == number && job.unassigned().is_some());
             return if waits { None } else { Some(Ok(())) };
         }
-        if line.jobs.iter().any(|job| job.number == number) { None } else { Some(Ok(())) }
+        if line.jobs.iter().any(|job| job.number == number && !job.dead) { None } else { Some(Ok(())) }
     }
 
-    /// Forgets why jobs failed that nobody asked about.
-    pub(super) fn forget_failures(&mut self, line: LineId) {
+    /// All that a line's stream may lack has been waited for: it may go on.
+    pub(super) fn mend(&mut self, line: LineId) {
         if let Some(line) = self.lines.get_mut(&line) {
-            line.failures.clear();
+            line.broken = None;
         }
     }
 
@@ -284,17 +299,29 @@ impl<J: Clone> Queue<J> {
         self.stopping = true;
     }
 
-    /// Takes a job out of its line.
+    /// Takes a job out of its line; if it has not begun, only what follows its beginning.
     fn fail(&mut self, id: LineId, number: u64, error: HostError) -> Option<J> {
         let line = self.lines.get_mut(&id)?;
         let at = line.jobs.iter().position(|job| job.number == number)?;
-        let job = line.jobs.remove(at)?;
-        for slot in job.ready.into_iter().flatten() {
+        let job = &mut line.jobs[at];
+        for slot in job.ready.drain(..).flatten() {
             line.taken -= 1;
             self.free.push(slot);
         }
-        line.failures.insert(number, error);
-        Some(job.work)
+        line.failures.entry(number).or_insert(error);
+        if line.failures.len() > FAILURES {
+            line.failures.pop_first();
+        }
+        #[cfg(test)]
+        let begins = self.mutant != Some(Mutant::DropWaits);
+        #[cfg(not(test))]
+        let begins = true;
+        if !job.begun && line.broken.is_none() && begins {
+            job.dead = true;
+            job.chunks = job.submitted;
+            return None;
+        }
+        line.jobs.remove(at).map(|job| job.work)
     }
 
     fn lose(&mut self, why: Option<&HostError>) {

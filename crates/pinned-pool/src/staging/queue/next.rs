@@ -16,9 +16,7 @@ impl<J: Clone> Queue<J> {
         if let Some(step) = self.next_step() {
             return step;
         }
-        if self.slots == 0
-            && let Some(hopeless) = self.next_hopeless()
-        {
+        if let Some(hopeless) = self.next_hopeless() {
             return hopeless;
         }
         let (fill, starved) = self.next_fill();
@@ -45,7 +43,7 @@ impl<J: Clone> Queue<J> {
             if mutant == Some(Mutant::SubmitTogether) {
                 line.submitting = false;
             }
-            if line.submitting {
+            if line.submitting || line.broken.is_some() {
                 continue;
             }
             let Some(front) = line.jobs.front_mut() else { continue };
@@ -65,14 +63,22 @@ impl<J: Clone> Queue<J> {
         None
     }
 
-    /// A job that wants a slot where none is left for ever.
+    /// A job that will never be submitted: it wants a slot where none is left for ever, or its stream lacks a wait.
     fn next_hopeless(&mut self) -> Option<Next<J>> {
-        let wants = |(&id, line): (&LineId, &Line<J>)| Some((id, line.jobs.get(line.wants()?)?.number));
-        let (id, number) = self.lines.iter().find_map(wants)?;
-        let why = self.lost.clone().unwrap_or(HostError::StagingStopped);
-        let job = self.fail(id, number, why)?;
-        self.lines.get_mut(&id)?.busy += 1;
-        Some(Next::Drop(id, job))
+        let lost = if self.slots == 0 { self.lost.clone().or(Some(HostError::StagingStopped)) } else { None };
+        let hopeless = |(&id, line): (&LineId, &Line<J>)| {
+            let broken = line.broken.clone().and_then(|why| Some((id, line.jobs.front()?.number, why)));
+            broken.or_else(|| Some((id, line.jobs.get(line.wants()?)?.number, lost.clone()?)))
+        };
+        let (id, number, why) = self.lines.iter().find_map(hopeless)?;
+        let line = self.lines.get_mut(&id)?;
+        line.busy += 1;
+        if let Some(job) = self.fail(id, number, why) {
+            return Some(Next::Drop(id, job));
+        }
+        // It has still to begin, which is what comes next.
+        self.lines.get_mut(&id)?.busy -= 1;
+        self.next_step()
     }
 
     /// The next chunk to fill, lines in turn; and whether some line wants a slot and has to wait for one.

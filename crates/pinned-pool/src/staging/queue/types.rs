@@ -73,6 +73,8 @@ pub(super) struct Job<J> {
     pub(super) work: J,
     pub(super) chunks: usize,
     pub(super) begun: bool,
+    /// It has failed before its beginning was submitted, which it still has to: what follows relies on its waits.
+    pub(super) dead: bool,
     /// Chunks that were submitted, or are being.
     pub(super) submitted: usize,
     /// Chunks given to threads behind those: the slot of those that are filled.
@@ -112,6 +114,8 @@ pub(super) struct Line<J> {
     pub(super) taken: u32,
     /// Why jobs failed, until somebody asks.
     pub(super) failures: BTreeMap<u64, HostError>,
+    /// Why waits may be missing from the stream: nothing is submitted any more until all is taken back.
+    pub(super) broken: Option<HostError>,
 }
 
 impl<J> Line<J> {
@@ -138,4 +142,6 @@ pub(in crate::staging) enum Mutant {
     SubmitTogether,
     /// A wait for submission is over when the job's last chunk was given to a thread.
     WaitShort,
+    /// A job that cannot be read does not begin.
+    DropWaits,
 }

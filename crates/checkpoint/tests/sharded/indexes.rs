@@ -1,52 +1,13 @@
-//! Models in several files: indexes, numbered shards, folders, lists of files, and everything that can be wrong with them.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
-mod common;
+//! Indexes against what is there, both ways, and names in them that lead elsewhere.
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use checkpoint::{Checkpoint, CheckpointError, Foreign, IndexProblem, OpenOptions, Result};
-use common::model;
+use checkpoint::{CheckpointError, Foreign, IndexProblem};
 
-/// One tensor of four bytes.
-fn shard(name: &str) -> Vec<u8> {
-    model(&[(name, "F32", &[1], 4)], &[("format", "pt")])
-}
-
-fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for (name, bytes) in files {
-        fs::write(folder.path().join(name), bytes).unwrap();
-    }
-    folder
-}
-
-fn index(pairs: &[(&str, &str)]) -> Vec<u8> {
-    let pairs: Vec<_> = pairs.iter().map(|(tensor, file)| format!("{tensor:?}:{file:?}")).collect();
-    format!("{{\"metadata\":{{\"total_size\":12}},\"weight_map\":{{{}}}}}", pairs.join(",")).into_bytes()
-}
-
-const INDEX: &str = "model.safetensors.index.json";
-
-/// Three shards and their index.
-fn three() -> tempfile::TempDir {
-    let pairs = [("k1", "a.safetensors"), ("k2", "b.safetensors"), ("k3", "c.safetensors")];
-    let files =
-        [("a.safetensors", shard("k1")), ("b.safetensors", shard("k2")), ("c.safetensors", shard("k3"))];
-    let all = folder(&files);
-    fs::write(all.path().join(INDEX), index(&pairs)).unwrap();
-    all
-}
-
-fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
-    Checkpoint::open(path, &OpenOptions::default())
-}
-
-fn names(checkpoint: &Checkpoint) -> Vec<&str> {
-    checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()).collect()
-}
+use crate::common::model;
+use crate::{INDEX, folder, index, names, open, shard, three};
 
 fn index_problem(path: impl AsRef<Path>) -> IndexProblem {
     match open(path) {
@@ -167,7 +128,7 @@ fn names_that_leave_the_folder_are_refused_before_they_become_paths() {
         )]);
         match index_problem(all.path()) {
             IndexProblem::Outside { tensor, file, .. } => {
-                assert_eq!((tensor.as_str(), file.as_str()), ("k", bad))
+                assert_eq!((tensor.as_str(), file.as_str()), ("k", bad));
             }
             other => panic!("{bad}: {other}"),
         }
@@ -229,7 +190,7 @@ fn broken_indexes_each_have_their_message() {
         (r#"{"weight_map":{"a":"x"}} x"#, "follows the end"),
         (r#"{"weight_map":{"a":"x"}"#, "the text ends there"),
         ("{\"weight_map\":{\"\u{1}\":\"x\"}}", "control character"),
-        ("\u{feff}{}", "is no JSON value"),
+        ("\u{feff}{}", "is not ASCII"),
         (
             r#"{"weight_map":{"a":"x"},"b":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["#,
             "nesting",
@@ -250,147 +211,4 @@ fn broken_indexes_each_have_their_message() {
     }
     let all = folder(&[(INDEX, b"{\"weight_map\":{\"\xFF\":\"x\"}}".to_vec())]);
     assert!(matches!(index_problem(all.path()), IndexProblem::NotUtf8 { at: 16 }));
-}
-
-fn numbered(
-    numbers: std::ops::RangeInclusive<usize>,
-    count: usize,
-    name: fn(usize, usize) -> String,
-) -> tempfile::TempDir {
-    let all = tempfile::tempdir().unwrap();
-    for number in numbers {
-        let bytes =
-            model(&[(&format!("t{number:03}"), "U8", &[1], 1)], &[(&format!("key{number}"), "value")]);
-        fs::write(all.path().join(name(number, count)), bytes).unwrap();
-    }
-    all
-}
-
-#[test]
-fn any_shard_opens_all_of_them_in_order() {
-    let forms: [fn(usize, usize) -> String; 4] = [
-        |n, of| format!("model-{n:05}-of-{of:05}.safetensors"),
-        |n, of| format!("my-fine-model-v2-{n}-of-{of}.safetensors"),
-        |n, of| format!("model.fp16-{n:05}-of-{of:05}.safetensors"),
-        |n, of| format!("model-{n:05}-of-{of:05}.fp8-e4m3.safetensors"),
-    ];
-    for form in forms {
-        let all = numbered(1..=12, 12, form);
-        for opened in [1, 9, 10, 12] {
-            let model = open(all.path().join(form(opened, 12))).unwrap();
-            let wanted: Vec<_> = (1..=12).map(|n| format!("t{n:03}")).collect();
-            assert_eq!(names(&model), wanted);
-            assert_eq!(model.metadata().len(), 12);
-            assert_eq!(model.file_metadata(9).unwrap()["key10"], "value");
-        }
-        assert_eq!(names(&open(all.path()).unwrap()).len(), 12);
-    }
-}
-
-#[test]
-fn shards_may_count_from_zero_and_must_be_complete() {
-    let form = |n, of| format!("m-{n:05}-of-{of:05}.safetensors");
-    let all = numbered(0..=2, 3, form);
-    assert_eq!(open(all.path().join(form(1, 3))).unwrap().tensors().len(), 3);
-
-    let all = numbered(1..=12, 12, form);
-    fs::remove_file(all.path().join(form(3, 12))).unwrap();
-    fs::remove_file(all.path().join(form(11, 12))).unwrap();
-    match open(all.path().join(form(1, 12))) {
-        Err(CheckpointError::MissingShards { missing, count: 12, .. }) => {
-            assert_eq!(missing, [form(3, 12), form(11, 12)])
-        }
-        other => panic!("{other:?}"),
-    }
-    let all = numbered(0..=3, 3, form);
-    assert!(matches!(open(all.path().join(form(1, 3))), Err(CheckpointError::ShardNumber { count: 3, .. })));
-    let all = numbered(1..=2, 2, form);
-    fs::write(all.path().join("m-1-of-00002.safetensors"), shard("x")).unwrap();
-    assert!(matches!(open(all.path().join(form(1, 2))), Err(CheckpointError::SameShard { number: 1, .. })));
-    let all = folder(&[("m-1-of-99999999999999999999.safetensors", shard("x"))]);
-    assert!(matches!(open(all.path()), Err(CheckpointError::TooManyFiles { .. })));
-}
-
-#[test]
-fn a_folder_is_opened_only_if_it_is_clear_what_it_holds() {
-    let candidates = |files: &[(&str, Vec<u8>)]| match open(folder(files).path()) {
-        Err(CheckpointError::Ambiguous { candidates, .. }) => candidates,
-        other => panic!("{other:?}"),
-    };
-    let (a, b) = (("a.safetensors", shard("a")), ("b.safetensors", shard("b")));
-    assert_eq!(candidates(&[a.clone(), b.clone()]), ["a.safetensors", "b.safetensors"]);
-    let second = "diffusion_pytorch_model.safetensors.index.json";
-    let both = [(INDEX, index(&[("a", "a.safetensors")])), (second, index(&[("a", "a.safetensors")]))];
-    assert_eq!(candidates(&[a.clone(), both[0].clone(), both[1].clone()]), [second, INDEX]);
-    assert!(matches!(open(folder(&[("x.txt", vec![])]).path()), Err(CheckpointError::NoModel { .. })));
-
-    let one = folder(&[a.clone(), ("config.json", b"{}".to_vec())]);
-    assert_eq!(names(&open(one.path()).unwrap()), ["a"]);
-    let usual = folder(&[a, ("model.safetensors", shard("m")), b]);
-    let model = open(usual.path()).unwrap();
-    assert_eq!(names(&model), ["m"]);
-    assert!(model.notes()[0].contains("\"a.safetensors\", \"b.safetensors\""));
-}
-
-#[test]
-fn several_files_are_one_model() {
-    let all = folder(&[
-        ("a.safetensors", shard("a")),
-        ("b.safetensors", shard("b")),
-        ("c.safetensors", shard("a")),
-    ]);
-    let paths = |names: &[&str]| -> Vec<PathBuf> { names.iter().map(|name| all.path().join(name)).collect() };
-    let options = OpenOptions::default();
-    let model = Checkpoint::open_files(&paths(&["b.safetensors", "a.safetensors"]), &options).unwrap();
-    assert_eq!(names(&model), ["b", "a"]);
-    let twice = Checkpoint::open_files(&paths(&["a.safetensors", "a.safetensors"]), &options).unwrap();
-    assert_eq!((names(&twice).len(), twice.notes().len()), (1, 1));
-    let clash = Checkpoint::open_files(&paths(&["a.safetensors", "c.safetensors"]), &options);
-    assert!(matches!(clash, Err(CheckpointError::DuplicateTensor { .. })));
-    assert!(matches!(open(all.path().join("d.safetensors")), Err(CheckpointError::Io { act: "open", .. })));
-}
-
-#[test]
-fn metadata_that_disagrees_is_noted() {
-    let of = |name, value| model(&[(name, "U8", &[1], 1)], &[("who", value)]);
-    let all =
-        folder(&[("m-1-of-2.safetensors", of("a", "first")), ("m-2-of-2.safetensors", of("b", "second"))]);
-    let model = open(all.path()).unwrap();
-    assert_eq!(model.metadata()["who"], "first");
-    assert_eq!(model.file_metadata(1).unwrap()["who"], "second");
-    assert!(model.notes()[0].contains("\"who\""));
-}
-
-#[test]
-fn prefixes_choose_tensors_and_leave_their_names_whole() {
-    let bytes = model(&[("vae.a", "U8", &[1], 1), ("unet.b", "U8", &[1], 1), ("vae.c", "U8", &[1], 1)], &[]);
-    let all = folder(&[("m.safetensors", bytes)]);
-    let with = |prefixes: &[&str]| {
-        let mut options = OpenOptions::default();
-        options.prefixes = prefixes.iter().map(|&prefix| prefix.to_owned()).collect();
-        let model = Checkpoint::open(all.path(), &options).unwrap();
-        names(&model).join(" ")
-    };
-    assert_eq!(with(&["vae."]), "vae.a vae.c");
-    assert_eq!(with(&["unet.", "vae.c"]), "unet.b vae.c");
-    assert_eq!(with(&["x"]), "");
-}
-
-#[test]
-fn trailing_bytes_are_noted_where_they_are_allowed() {
-    let all = folder(&[("m.safetensors", [shard("a"), vec![0; 5]].concat())]);
-    assert!(open(all.path()).is_err());
-    let mut options = OpenOptions::default();
-    options.allow_trailing = true;
-    let model = Checkpoint::open(all.path(), &options).unwrap();
-    assert!(model.notes()[0].starts_with("5 bytes after the last tensor"));
-}
-
-#[test]
-fn what_is_no_file_is_an_error() {
-    let all = tempfile::tempdir().unwrap();
-    assert!(matches!(open(all.path().join("none")), Err(CheckpointError::Io { .. })));
-    let pipe = all.path().join("m.safetensors");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).unwrap();
-    assert!(matches!(open(&pipe), Err(CheckpointError::NotAFile { .. })));
 }
