@@ -108,18 +108,18 @@ fn lock_file(
     for &index in ours {
         wanted.insert(pages(index));
     }
-    let mut locked = Ranges::default();
     for run in wanted.iter().filter(|run| run.end - run.start >= request.shortest.0) {
+        let (mut locked, mut registered) = (Ranges::default(), Vec::new());
         let _turn = map.turn(&request.registrar.watch)?;
         let (shared, missing) = map.locked(&run, &request.registrar.watch)?;
-        for registered in &shared {
-            locked.insert(range(registered));
+        for piece in &shared {
+            locked.insert(range(piece));
         }
-        mapped.registered.extend(shared);
+        registered.extend(shared);
         for part in missing {
-            let done = lock_part(map, part, ladder, request, &mut |registered| {
-                locked.insert(range(&registered));
-                mapped.registered.push(registered);
+            let done = lock_part(map, part, ladder, request, &mut |piece| {
+                locked.insert(range(&piece));
+                registered.push(piece);
             });
             match done {
                 Ok(()) => {}
@@ -127,12 +127,18 @@ fn lock_file(
                 Err(error) => return Err(error),
             }
         }
-    }
-    for &index in ours {
-        let pages = pages(index);
-        if locked.holding(pages.start).is_some_and(|run| run.end >= pages.end) {
-            mapped.bytes[index] = Some(map.bytes(tensors[index].offset(), tensors[index].size()));
+        let mut used = Ranges::default();
+        for &index in ours {
+            let pages = pages(index);
+            let whole = locked.holding(pages.start).is_some_and(|found| found.end >= pages.end);
+            if whole && run.contains(&pages.start) {
+                mapped.bytes[index] = Some(map.bytes(tensors[index].offset(), tensors[index].size()));
+                used.insert(pages);
+            }
         }
+        // What holds only a part of a tensor that goes elsewhere is of no use, and leaves its room to the next run.
+        registered.retain(|piece| used.overlaps(range(piece)));
+        mapped.registered.extend(registered);
     }
     Ok(())
 }
