@@ -15,6 +15,7 @@ from .binding import Binding
 from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
+from .locking import watch_locking
 from .overrides import Overrides
 from .ownership import Ownership, collect
 from .refusals import refuse_changes
@@ -55,7 +56,11 @@ def attach(
     The model then computes on the device, with the same bits out. Inputs go to `attachment.device`. Parameters do not
     require grad while attached, and the bits are those of the resident model whose parameters do not: for some modules
     (`nn.GRU`, `nn.RNN`, attention to another sequence) PyTorch chooses its kernels by that, under `no_grad` too.
-    Refused or interrupted, it changes nothing: see `weightstream.errors`.
+    Refused or interrupted, it changes nothing: see `weightstream.errors`. In `offload.loading_context` it reports the
+    phase "Pinning" and can be cancelled.
+
+    Weights that `offload` loaded, and nobody changed since, are read from their file: page-locked in the page cache where
+    the driver and the limits allow it, without a copy.
     """
     check_model(model)
     if look_ahead is not None:
@@ -67,8 +72,9 @@ def attach(
     plan = _plan(target, ownership, binding, budget, look_ahead)
     watch = StorageWatch(ownership)
     shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
-    in_place = binding.hand_over(plan)
-    runtime = Runtime(plan.start(), target)
+    locking = watch_locking(model, ownership.nbytes)
+    in_place = binding.hand_over(plan, locking)
+    runtime = Runtime(plan.start(locking), target)
     turns, overrides = Overrides(), Overrides()
     try:
         binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
@@ -80,8 +86,10 @@ def attach(
             overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
         refuse_changes(model, binding, overrides)
         survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
-        facts = _facts(target, ownership, survivors, in_place, sorted(shared.difference(in_place)))
+        facts = _facts(target, ownership, survivors, binding, in_place, sorted(shared.difference(in_place)))
         attachment = Attachment(model, ownership, binding, runtime, steps, turns, overrides, facts)
+        if locking is not None:
+            locking.finish()
         for module in model.modules():
             overrides.set(module, MARK, attachment)
         return attachment
@@ -137,10 +145,16 @@ def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, l
 
 
 def _facts(
-    target: Target, ownership: Ownership, survivors: list[str], in_place: list[str], shared: list[str]
+    target: Target,
+    ownership: Ownership,
+    survivors: list[str],
+    binding: Binding,
+    in_place: list[str],
+    shared: list[str],
 ) -> dict[str, Any]:
     """What attach noticed, for the report."""
     notes = []
+    in_files = set(binding.in_files)
     if survivors:
         notes.append(f"old storages still alive, kept by views or caches outside the model: {', '.join(survivors[:8])}")
     if shared:
@@ -153,7 +167,8 @@ def _facts(
         "reason": target.reason,
         "model_bytes": ownership.nbytes,
         "towers": {tower.name: len(tower.blocks) for tower in ownership.towers},
-        "in_place": in_place,
+        "in_place": [name for name in in_place if name not in in_files],
+        "in_files": binding.in_files,
         "survivors": survivors,
         "unregistered": [unseen.path for unseen in ownership.unseen],
         "notes": notes,

@@ -26,5 +26,8 @@ pub use offload_core::{
     BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, TensorId,
     UnitId, UnitPlan,
 };
-pub use pinned_pool::{HostBytes, HostError, HostLevel, KeepAlive, Placed, StoreOptions};
+pub use pinned_pool::{
+    FileBytes, HostBytes, HostError, HostLevel, KeepAlive, Placed, SourceBytes, SourceFile, StoreOptions,
+    Watch, Work,
+};
 pub use vmm_alloc::{AddressSpace, VmmError};

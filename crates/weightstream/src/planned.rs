@@ -7,7 +7,7 @@ use gpu_driver::{Bytes, Driver};
 use offload_core::{
     Engine, EngineDesc, EngineOptions, Layout, ModelDesc, Plan, Source, StoreSource, TensorId,
 };
-use pinned_pool::{HostBytes, HostStoreBuilder, Placed, SourceTensor};
+use pinned_pool::{HostStoreBuilder, Placed, SourceBytes, SourceTensor, Watch};
 use vmm_alloc::PagePool;
 
 use crate::error::{Error, Result};
@@ -38,17 +38,24 @@ impl PlannedOffloader {
         &self.layout
     }
 
-    /// Hands over the bytes of a group of tensors, such as a block's, and says where each one's bytes live from now on.
+    /// Has the placing of host bytes followed, and ended if its caller wishes. To be called before any are handed over.
+    pub fn watch(&mut self, watch: Watch) -> &mut Self {
+        self.store.watch(watch);
+        self
+    }
+
+    /// Hands over the bytes of a group of tensors, such as a block's, in memory or in a file, and says where each one's bytes live from now on.
     ///
     /// A tensor that was copied ([`Placed::is_copied`]) no longer needs its source: drop it before the next group, and
     /// RAM never holds more than the model and one group.
     ///
     /// # Errors
-    /// A tensor that does not exist, was handed over before, or has another size than described. None of the group is
-    /// taken then.
-    pub fn source(&mut self, group: Vec<(TensorId, HostBytes)>) -> Result<Vec<Placed>> {
+    /// A tensor that does not exist, was handed over before, or has another size than described; a file that was changed
+    /// or cannot be read. None of the group is taken then.
+    pub fn source<B: Into<SourceBytes>>(&mut self, group: Vec<(TensorId, B)>) -> Result<Vec<Placed>> {
         let mut sources = Vec::with_capacity(group.len());
         for (id, bytes) in group {
+            let bytes = bytes.into();
             let described = self.described(id)?;
             if bytes.size() != described {
                 let name = self.names[id.0 as usize].clone();

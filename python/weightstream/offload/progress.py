@@ -5,6 +5,7 @@ The phases of one load, with their counts:
     Preparing Models                                                             0 of 1, when a context begins
     Reading Configuration, Building                                              of 2, fast_load_transformers_model only
     Reading Weights, Preparing Weights, Applying Weights, Weights Loaded         of 3
+    Pinning                                                                      of GiB to lock, when a model is attached
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Optional
 
 from ..errors import LoadingCancelled
 
-__all__ = ["LoadingCallback", "Progress", "loading_context", "progress_of"]
+__all__ = ["LoadingCallback", "Progress", "loading_context", "progress_in_context", "progress_of"]
 
 _POLL_SECONDS = 0.02
 """How often at most `abort_requested` is asked in long work: well below the 200 ms in which a load must stop."""
@@ -91,6 +92,11 @@ def progress_of(paths: list[str]) -> Progress:
     if callback is None and sys.stderr is not None and sys.stderr.isatty():
         bar = _Bar(os.path.basename(paths[0]) if paths else "weights")
     return Progress(callback, model_id, bar)
+
+
+def progress_in_context(paths: list[str]) -> Optional[Progress]:
+    """The way to the callback of this context; None without one."""
+    return progress_of(paths) if _context.get()[0] is not None else None
 
 
 class Progress:

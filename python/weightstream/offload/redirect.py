@@ -116,7 +116,7 @@ def _open(filename: Any) -> Checkpoint:
     path = os.fspath(filename)
     os.stat(path)
     try:
-        return Checkpoint.open([path], alone=True)
+        return Checkpoint.open([path], exact=True)
     except CheckpointError as error:
         raise _both(safetensors.SafetensorError)(str(error)) from None
 
