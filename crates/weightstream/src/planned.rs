@@ -11,7 +11,7 @@ use pinned_pool::{HostStoreBuilder, Placed, SourceBytes, SourceTensor, Watch};
 use vmm_alloc::PagePool;
 
 use crate::error::{Error, Result};
-use crate::offloader::Offloader;
+use crate::offloader::{Offloader, named};
 use crate::request::Request;
 
 /// A model that is planned and not started. Hand over the bytes of every tensor, then [`start`](Self::start).
@@ -44,7 +44,8 @@ impl PlannedOffloader {
         self
     }
 
-    /// Hands over the bytes of a group of tensors, such as a block's, in memory or in a file, and says where each one's bytes live from now on.
+    /// Hands over the bytes of a group of tensors, such as a block's, in memory or in a file, and says where each one's bytes
+    /// live from now on.
     ///
     /// A tensor that was copied ([`Placed::is_copied`]) no longer needs its source: drop it before the next group, and
     /// RAM never holds more than the model and one group.
@@ -87,13 +88,15 @@ impl PlannedOffloader {
             pool,
             source: Arc::clone(&store) as Arc<dyn Source>,
             options: self.options,
-        })?;
+        });
+        let engine = engine.map_err(|error| named(error, &self.names))?;
         Ok(Offloader {
             engine,
             driver: self.driver,
             model: self.model,
             request: self.request,
             store,
+            names: self.names,
             pace: Mutex::new(None),
         })
     }
