@@ -52,7 +52,7 @@ impl From<Error> for Failure {
             Error::Budget { .. } | Error::Plan(PlanError::BudgetTooSmall { .. }) => Class::Budget,
             Error::Plan(PlanError::ModelTooLarge { .. }) => Class::Model,
             Error::Engine(engine) => of_engine(engine),
-            Error::Host(host) => of_host(host),
+            Error::Host(host) | Error::Unread { cause: host, .. } => of_host(host),
             Error::Plan(PlanError::BadGranule { .. }) | Error::Memory(_) | Error::Driver(_) => Class::Device,
             _ => Class::Internal,
         };
@@ -84,7 +84,7 @@ fn of_engine(error: &EngineError) -> Class {
         | EngineError::StepFailed
         | EngineError::Closed => Class::State,
         EngineError::PageLimit { .. } => Class::Budget,
-        EngineError::Host(host) => of_host(host),
+        EngineError::Host(host) | EngineError::Unread { cause: host, .. } => of_host(host),
         EngineError::Memory(_) | EngineError::Driver(_) => Class::Device,
         _ => Class::Internal,
     }
