@@ -113,7 +113,12 @@ class Progress:
         if self._callback is not None:
             self._callback.report(name, completed, total, self._model_id)
         if self._bar is not None:
-            self._bar.show(name, completed / total)
+            self._bar.show(name, completed / total, 1 / total)
+
+    def alone(self, name: str) -> None:
+        """Work that is no load begins, in one phase: shown on a terminal, and no callback hears of it."""
+        if self._bar is not None:
+            self._bar.show(name, 0.0, 1.0)
 
     def poll(self, within: float = 0.0) -> None:
         """Lets an abort through, in the middle of a phase. `within` is how much of it is done, from 0 to 1."""
@@ -140,15 +145,16 @@ class _Bar:
         self._name = name
         self._phase = ""
         self._start = 0.0
+        self._share = 1.0
         self._begun = time.monotonic()
         self._width = 0
 
-    def show(self, phase: str, fraction: float) -> None:
-        self._phase, self._start = phase, fraction
-        self._draw(fraction)
+    def show(self, phase: str, start: float, share: float) -> None:
+        self._phase, self._start, self._share = phase, start, share
+        self._draw(start)
 
     def within(self, done: float) -> None:
-        self._draw(min(self._start + max(done, 0.0) / 3, 1.0))
+        self._draw(min(self._start + max(done, 0.0) * self._share, 1.0))
 
     def _draw(self, fraction: float) -> None:
         full = round(fraction * _BAR)

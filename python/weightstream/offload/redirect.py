@@ -158,6 +158,10 @@ class _File:
         """One tensor."""
         return map_tensors(self._checkpoint, [self._entry(name)])[0][name]
 
+    def get_tensors(self) -> dict[str, Tensor]:
+        """All tensors, by name."""
+        return map_tensors(self._checkpoint, list(self._entries.values()))[0]
+
     def get_slice(self, name: str) -> _Slice:
         """One tensor to be sliced."""
         return _Slice(self.get_tensor(name), self._entry(name)[1])
