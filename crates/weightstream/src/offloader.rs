@@ -9,7 +9,7 @@ use offload_core::{
     BlockId, Engine, EngineError, EngineStats, ModelDesc, Plan, StoreSource, TensorId, UnitDesc, UnitId,
     Units,
 };
-use pinned_pool::HostBytes;
+use pinned_pool::{HostBytes, SourceBytes};
 use vmm_alloc::AddressSpace;
 
 use crate::builder::OffloaderBuilder;
@@ -73,10 +73,20 @@ impl Offloader {
         Ok(self.engine.layout().bytes(tensor))
     }
 
-    /// Where a tensor's bytes are in host memory.
+    /// Where a tensor's bytes are, in host memory or in a file.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`].
+    pub fn source_bytes(&self, tensor: TensorId) -> Result<SourceBytes> {
+        self.check(tensor)?;
+        let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.engine.layout().tensors() };
+        self.store.store.source_of(tensor.0).cloned().ok_or(missing)
+    }
+
+    /// Where a tensor's bytes are in host memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`]; also if they are in a file, as [`source_bytes`](Self::source_bytes) says.
     pub fn host_bytes(&self, tensor: TensorId) -> Result<HostBytes> {
         self.check(tensor)?;
         let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.engine.layout().tensors() };
@@ -117,8 +127,10 @@ impl Offloader {
     /// A step begins; what the one before left open is closed.
     ///
     /// # Errors
-    /// See [`Engine::begin_step`].
+    /// A file of the model that is no longer what it was: its bytes may be of another model. Else see
+    /// [`Engine::begin_step`].
     pub fn begin_step(&self, stream: StreamHandle) -> Result<()> {
+        self.store.store.check_unchanged()?;
         self.engine.begin_step(stream).map_err(|error| self.named(error))
     }
 
