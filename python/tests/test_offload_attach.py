@@ -11,7 +11,7 @@ from attach_models import Towered, host, inputs, run, same_bits
 from torch import nn
 
 import weightstream
-from weightstream import CheckpointError, LoadingCancelled, offload
+from weightstream import BudgetError, CheckpointError, LoadingCancelled, offload
 
 
 def made(seed: int = 0) -> Towered:
@@ -30,8 +30,8 @@ def loaded(tmp_path: Path) -> Towered:
     return model
 
 
-def attach(model: nn.Module) -> weightstream.Attachment:
-    return weightstream.attach(model, device=host(granularity=1 << 16), budget="8MiB")
+def attach(model: nn.Module, **settings: object) -> weightstream.Attachment:
+    return weightstream.attach(model, device=host(granularity=1 << 16), budget="8MiB", **settings)
 
 
 def test_it_streams_from_its_file_with_the_same_bits(loaded: Towered, tmp_path: Path) -> None:
@@ -66,6 +66,46 @@ def test_what_was_changed_since_loading_reaches_the_device(loaded: Towered) -> N
             assert same_bits(run(loaded, inputs()), expected)
         assert torch.equal(attachment.model.state_dict()["blocks.2.weight"], reference.blocks[2].weight)
     assert same_bits(run(loaded, inputs()), expected)
+
+
+@pytest.mark.parametrize("source", ["file", "memory"])
+@pytest.mark.parametrize("pinned", [False, "3MiB", "1GiB"])
+def test_what_may_not_be_locked_is_staged_with_the_same_bits(loaded: Towered, source: str, pinned: object) -> None:
+    expected = run(made().requires_grad_(False), inputs())
+    model = loaded if source == "file" else made().requires_grad_(False)
+    with attach(model, pinned_memory=pinned) as attachment:
+        memory = attachment.report()["host"]
+        limit = {False: 0, "3MiB": 3 << 20, "1GiB": 1 << 30}[pinned]
+        assert memory["registered_bytes"] <= limit
+        assert (memory["file_bytes"] + memory["pageable_bytes"] > 0) == (pinned != "1GiB")
+        if not pinned:
+            assert memory["registered_bytes"] == 0 and bool(memory["file_bytes"]) == (source == "file")
+        for _ in range(3):
+            assert same_bits(run(model, inputs()), expected)
+        state = attachment.model.state_dict()
+        assert torch.equal(state["blocks.3.weight"], made().blocks[3].weight)
+    assert same_bits(run(model, inputs()), expected)
+
+
+def test_a_file_cut_while_it_streams_is_an_error_and_not_the_end(loaded: Towered, tmp_path: Path) -> None:
+    expected = run(made().requires_grad_(False), inputs())
+    path = tmp_path / "x.safetensors"
+    content, times = path.read_bytes(), path.stat()
+    attachment = attach(loaded, pinned_memory=False)
+    assert same_bits(run(loaded, inputs()), expected)
+    os.truncate(path, 8192)
+    with pytest.raises(CheckpointError, match=r"x\.safetensors"):
+        run(loaded, inputs())
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert same_bits(run(loaded, inputs()), expected), "the next step is right once the file is"
+    attachment.detach()
+
+
+@pytest.mark.parametrize("pinned", ["x", -1, None, 1.5])
+def test_limits_that_cannot_be_read(loaded: Towered, pinned: object) -> None:
+    with pytest.raises(BudgetError, match="pinned_memory is"):
+        attach(loaded, pinned_memory=pinned)
 
 
 def test_a_file_that_was_changed_is_refused(loaded: Towered, tmp_path: Path) -> None:

@@ -98,8 +98,10 @@ class Plan:
         budget: int | str | None,
         look_ahead: int | None,
         poison: bool,
+        lock: int | None,
     ) -> None:
-        """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs."""
+        """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs. `lock` is the most
+        that may be page-locked in this process, beside staging rings; None for what machine and control group allow."""
     def source(
         self, tensors: list[tuple[int, int, int, object]], watch: Callable[[int], object] | None = None
     ) -> list[tuple[int, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, Union
 import torch
 from torch import nn
 
-from ._native import Plan
+from ._native import Plan, parse_bytes
 from .attachment import Attachment, undo
 from .binding import Binding
 from .checks import MARK, check_model
@@ -42,6 +42,7 @@ def attach(
     budget: Union[int, str, None] = None,
     look_ahead: Union[int, None] = None,
     towers: TowersArgument = None,
+    pinned_memory: Union[bool, int, str] = True,
 ) -> Attachment:
     """Makes `model`, which is in CPU memory, run on `device` with at most `budget` of device memory for its weights.
 
@@ -52,6 +53,9 @@ def attach(
         memory that is free now.
     look_ahead: the most units that are copied ahead of the one that computes; None lets the planner choose.
     towers: the lists of repeated blocks to stream, by name or module; None finds them.
+    pinned_memory: whether the weights' host memory is page-locked, as far as machine and control group allow: the link is
+        then used fully. False locks nothing but a staging ring of at most 256 MiB, through which weights are copied from
+        memory or read from their file; bytes or a text like "8GiB" is the most that this process may lock beside it.
 
     The model then computes on the device, with the same bits out. Inputs go to `attachment.device`. Parameters do not
     require grad while attached, and the bits are those of the resident model whose parameters do not: for some modules
@@ -65,11 +69,12 @@ def attach(
     check_model(model)
     if look_ahead is not None:
         look_ahead = _count(look_ahead)
+    lock = _lock(pinned_memory)
     target = open_target(device)
     forms = DeviceForms(target.device)
     ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
     binding = Binding(ownership, forms, target.device)
-    plan = _plan(target, ownership, binding, budget, look_ahead)
+    plan = _plan(target, ownership, binding, budget, look_ahead, lock)
     watch = StorageWatch(ownership)
     shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
     locking = watch_locking(model, ownership.nbytes)
@@ -109,7 +114,9 @@ def _insist(work: Callable[[], None]) -> None:
     return work()
 
 
-def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None) -> Plan:
+def _plan(
+    target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None, lock: int | None
+) -> Plan:
     """The native plan for the model's tensors; refuses what does not fit."""
     numbers = binding.numbers
     blocks = streaming_blocks(ownership)
@@ -134,6 +141,7 @@ def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, l
             budget,
             look_ahead,
             target.poison,
+            lock,
         )
     except BudgetError as error:
         if streamed or "too small" not in str(error):
@@ -174,6 +182,20 @@ def _facts(
         "notes": notes,
         "torch": torch.__version__,
     }
+
+
+def _lock(pinned_memory: Any) -> int | None:
+    """The most that may be page-locked; None leaves it to the machine."""
+    if pinned_memory is True:
+        return None
+    if pinned_memory is False or pinned_memory == 0:
+        return 0
+    try:
+        return parse_bytes(pinned_memory)
+    except (BudgetError, TypeError) as error:
+        raise BudgetError(
+            f"pinned_memory is {pinned_memory!r}; give True, False, or a size such as 8GiB: {error}"
+        ) from None
 
 
 def _count(look_ahead: Any) -> int:

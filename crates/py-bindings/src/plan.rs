@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use checkpoint::Cancel;
 use pyo3::prelude::*;
 use weightstream::{
-    Bytes, DeviceKind, EngineOptions, Offloader as Facade, Placed, PlannedOffloader, TensorId, Watch, Work,
+    Bytes, DeviceKind, EngineOptions, Levels, Offloader as Facade, Placed, PlannedOffloader, StoreOptions,
+    TensorId, Watch, Work,
 };
 
 use crate::device::{Device, budget};
@@ -45,6 +46,7 @@ impl Plan {
         budget: &Bound<'_, PyAny>,
         look_ahead: Option<u32>,
         poison: bool,
+        lock: Option<u64>,
     ) -> PyResult<Self> {
         let budget = self::budget(budget)?;
         let driver = device.driver()?;
@@ -61,6 +63,11 @@ impl Plan {
                         name,
                         blocks.into_iter().map(|(name, tensors)| (name, ids(tensors))).collect(),
                     );
+                }
+                if let Some(most) = lock {
+                    let levels = if most == 0 { Levels::NONE } else { Levels::ALL };
+                    let register_limit = Some(Bytes(most));
+                    builder.store_options(StoreOptions { levels, register_limit, ..StoreOptions::default() });
                 }
                 if let Some(units) = look_ahead {
                     builder.look_ahead(units);
