@@ -58,6 +58,16 @@ def test_dictionaries_and_tuples(saved: Path) -> None:
         model = empty()
         offload.load_model_data(model, given, default_dtype=None)
         assert fits(model, small())
+    parts = [
+        write(
+            saved.parent / f"{inside}.safetensors",
+            {n: t for n, t in weights(small()).items() if ("norm" in n) is inside},
+        )
+        for inside in (True, False)
+    ]
+    model = empty()
+    offload.load_model_data(model, tuple(parts), default_dtype=None)
+    assert fits(model, small())
     with pytest.raises(WeightsError, match="not from a int"):
         offload.load_model_data(empty(), 3)
 
@@ -246,6 +256,34 @@ def test_quantizing_and_quantized_files_say_what_is_not_there_yet(tmp_path: Path
         offload.load_model_data(empty(), scaled)
     model = empty()
     offload.load_model_data(model, saved, quantize_exclude=["head"], quantizationType=offload.qint8)
+
+
+def test_what_the_model_itself_calls_so_is_no_quantization() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("qweight", torch.zeros(2, dtype=torch.int32))
+            self.register_buffer("packed", torch.zeros(2, dtype=torch.float8_e4m3fn))
+            self.weight_scale = nn.Parameter(torch.zeros(1))
+
+    given = {
+        "qweight": torch.ones(2, dtype=torch.int32),
+        "packed": torch.ones(2).to(torch.float8_e4m3fn),
+        "weight_scale": torch.ones(1),
+    }
+    model = Own()
+    offload.load_model_data(model, given, default_dtype=None)
+    assert all(same(tensor, given[name]) for name, tensor in model.state_dict().items())
+
+
+def test_models_that_rename_old_weights_themselves(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    old = {"weight_g": torch.rand(4, 1), "weight_v": torch.rand(4, 4), "bias": torch.rand(4)}
+    with weightstream.offload.building.empty_weights():
+        model = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    offload.load_model_data(model, old)
+    assert model.parametrizations.weight.original0.dtype == torch.bfloat16 == model.bias.dtype
+    assert same(model.parametrizations.weight.original1.detach(), old["weight_v"].bfloat16())
 
 
 def test_an_attached_model_is_left_alone(saved: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,49 @@ def test_filters(tmp_path: Path) -> None:
     assert keys("nothing") == []
     with pytest.raises(WeightsError, match=r"blocks\.1\.w would be named w"):
         keys(["blocks.0", "blocks.1"])
+
+
+def test_what_is_filtered_out_is_not_read(tmp_path: Path) -> None:
+    tensors = {"odd": torch.zeros(1, dtype=torch.uint8), **{f"b{number}.w": torch.rand(1000) for number in range(10)}}
+    path = write(tmp_path / "x.safetensors", tensors)
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    path = write(tmp_path / "x.safetensors", tensors, pad=-header % 8)
+    assert offload.load_sd(path)[0].report["copied_bytes"] == 40_000, "every one is at an odd address"
+    sd, _, _ = offload.load_sd(path, filters="b3.")
+    assert list(sd) == ["w"] and sd.report["copied_bytes"] == 4000
+
+
+SCRIPT = """
+    import sys
+    from pathlib import Path
+    from weightstream import offload
+
+    def private():
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+        return int(fields["Anonymous"].split()[0])
+
+    offload.load_sd(sys.argv[2])
+    before = private()
+    sd, _, _ = offload.load_sd(sys.argv[1], writable_tensors=False)
+    total = sum(tensor.sum().item() for tensor in sd.values())
+    print(private() - before)
+"""
+
+
+def test_reading_every_byte_takes_no_memory_of_ones_own(tmp_path: Path) -> None:
+    layers = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(4)])
+    offload.save_model(layers, tmp_path / "x.safetensors")
+    offload.save_model(torch.nn.Linear(2, 2), tmp_path / "y.safetensors")
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(SCRIPT),
+        str(tmp_path / "x.safetensors"),
+        str(tmp_path / "y.safetensors"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 0.05 * (tmp_path / "x.safetensors").stat().st_size
 
 
 def test_maps_come_from_the_metadata(tmp_path: Path) -> None:

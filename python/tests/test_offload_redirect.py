@@ -82,6 +82,7 @@ def test_what_it_opens_answers_as_the_original(tmp_path: Path) -> None:
             if hasattr(theirs, "offset_keys"):
                 assert ours.offset_keys() == theirs.offset_keys()
             assert all(same(ours.get_tensor(name), theirs.get_tensor(name)) for name in theirs.keys())
+        assert set(safetensors.safe_open(path, framework="pt").get_tensors()) == set(tensors)
         ours, theirs = safetensors.safe_open(bare, "pt"), original(bare, "pt")
         assert ours.metadata() == theirs.metadata()
         one, other = ours.get_slice("w"), theirs.get_slice("w")

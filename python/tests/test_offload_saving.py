@@ -49,6 +49,18 @@ def test_tied_weights_are_stored_once_and_data_is_aligned(tmp_path: Path) -> Non
     assert start % 4096 == 0
 
 
+def test_a_model_saves_over_the_file_that_it_shows(tmp_path: Path) -> None:
+    path = saved(tmp_path / "x.safetensors")
+    model = empty()
+    offload.load_model_data(model, path, default_dtype=None)
+    with torch.no_grad():
+        model.blocks[0].weight.add_(1)
+    saved(path, model)
+    sd, _, _ = offload.load_sd(path)
+    assert all(same(sd[name], tensor) for name, tensor in weights(model).items())
+    assert not same(sd["blocks.0.weight"], small().blocks[0].weight)
+
+
 def test_every_type_and_layout_a_model_may_have(tmp_path: Path) -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

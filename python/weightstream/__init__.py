@@ -11,9 +11,7 @@ Importing this patches nothing, starts no thread and needs no GPU.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
+from . import offload
 from ._native import __version__
 from .attach import attach
 from .attachment import Attachment
@@ -54,10 +52,3 @@ __all__ = [
     "attach",
     "offload",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Imports `offload` when it is first asked for."""
-    if name == "offload":
-        return importlib.import_module(".offload", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,9 +34,9 @@ class Checkpoint:
     """The files of one model, opened once, their headers read."""
 
     @staticmethod
-    def open(paths: list[str], *, allow_trailing: bool = False, alone: bool = False) -> Checkpoint:
+    def open(paths: list[str], *, allow_trailing: bool = False, exact: bool = False) -> Checkpoint:
         """Opens what the paths stand for as one model: safetensors and GGUF files, an index, one of several shards, a
-        folder. `alone` opens one safetensors file and nothing that its name stands for."""
+        folder. `exact` opens the files that are named and nothing that their names stand for."""
     def entries(self) -> list[tuple[str, str, list[int], int, int, int]]:
         """All tensors: name, type as the format spells it, shape, number of the file, offset in it, bytes."""
     def metadata(self) -> list[dict[str, str]]:
@@ -98,16 +98,23 @@ class Plan:
         budget: int | str | None,
         look_ahead: int | None,
         poison: bool,
+        lock: int | None,
     ) -> None:
-        """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs."""
-    def source(self, tensors: list[tuple[int, int, int, object]]) -> list[tuple[int, Any]]:
+        """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs. `lock` is the most
+        that may be page-locked in this process, beside staging rings; None for what machine and control group allow."""
+    def source(
+        self, tensors: list[tuple[int, int, int, object]], watch: Callable[[int], object] | None = None
+    ) -> list[tuple[int, Any]]:
         """Hands over tensors as (number, address, size, keep-alive object).
 
-        Gives for each where its bytes live from now on: the same address and None if in place, else the address in a
-        slab and a DLPack capsule of it; the keep-alive object is then already released.
+        Gives for each where its bytes live from now on: the same address and None if in place, zero and None if they are
+        read from the file that `Checkpoint.map` mapped there, else the address in other memory and a DLPack capsule of
+        it; the keep-alive object is then already released. `watch` is called often with the bytes page-locked so far;
+        what it raises ends the work.
         """
-    def start(self) -> Offloader:
-        """Maps the addresses and uploads what is resident. Once; every tensor must have been handed over."""
+    def start(self, watch: Callable[[int], object] | None = None) -> Offloader:
+        """Maps the addresses and uploads what is resident. Once; every tensor must have been handed over. `watch` as for
+        `source`."""
 
 @final
 class Offloader:

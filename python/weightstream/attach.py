@@ -9,12 +9,13 @@ from typing import Any, Union
 import torch
 from torch import nn
 
-from ._native import Plan
+from ._native import Plan, parse_bytes
 from .attachment import Attachment, undo
 from .binding import Binding
 from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
+from .locking import watch_locking
 from .overrides import Overrides
 from .ownership import Ownership, collect
 from .refusals import refuse_changes
@@ -41,6 +42,7 @@ def attach(
     budget: Union[int, str, None] = None,
     look_ahead: Union[int, None] = None,
     towers: TowersArgument = None,
+    pinned_memory: Union[bool, int, str] = True,
 ) -> Attachment:
     """Makes `model`, which is in CPU memory, run on `device` with at most `budget` of device memory for its weights.
 
@@ -51,24 +53,33 @@ def attach(
         memory that is free now.
     look_ahead: the most units that are copied ahead of the one that computes; None lets the planner choose.
     towers: the lists of repeated blocks to stream, by name or module; None finds them.
+    pinned_memory: whether the weights' host memory is page-locked, as far as machine and control group allow: the link is
+        then used fully. False locks nothing but a staging ring of at most 256 MiB, through which weights are copied from
+        memory or read from their file; bytes or a text like "8GiB" is the most that this process may lock beside it.
 
     The model then computes on the device, with the same bits out. Inputs go to `attachment.device`. Parameters do not
     require grad while attached, and the bits are those of the resident model whose parameters do not: for some modules
     (`nn.GRU`, `nn.RNN`, attention to another sequence) PyTorch chooses its kernels by that, under `no_grad` too.
-    Refused or interrupted, it changes nothing: see `weightstream.errors`.
+    Refused or interrupted, it changes nothing: see `weightstream.errors`. In `offload.loading_context` it reports the
+    phase "Pinning" and can be cancelled.
+
+    Weights that `offload` loaded, and nobody changed since, are read from their file: page-locked in the page cache where
+    the driver and the limits allow it, without a copy.
     """
     check_model(model)
     if look_ahead is not None:
         look_ahead = _count(look_ahead)
+    lock = _lock(pinned_memory)
     target = open_target(device)
     forms = DeviceForms(target.device)
     ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
     binding = Binding(ownership, forms, target.device)
-    plan = _plan(target, ownership, binding, budget, look_ahead)
+    plan = _plan(target, ownership, binding, budget, look_ahead, lock)
     watch = StorageWatch(ownership)
     shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
-    in_place = binding.hand_over(plan)
-    runtime = Runtime(plan.start(), target)
+    locking = watch_locking(model, ownership.nbytes)
+    in_place = binding.hand_over(plan, locking)
+    runtime = Runtime(plan.start(locking), target)
     turns, overrides = Overrides(), Overrides()
     try:
         binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
@@ -80,8 +91,10 @@ def attach(
             overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
         refuse_changes(model, binding, overrides)
         survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
-        facts = _facts(target, ownership, survivors, in_place, sorted(shared.difference(in_place)))
+        facts = _facts(target, ownership, survivors, binding, in_place, sorted(shared.difference(in_place)))
         attachment = Attachment(model, ownership, binding, runtime, steps, turns, overrides, facts)
+        if locking is not None:
+            locking.finish()
         for module in model.modules():
             overrides.set(module, MARK, attachment)
         return attachment
@@ -101,7 +114,9 @@ def _insist(work: Callable[[], None]) -> None:
     return work()
 
 
-def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None) -> Plan:
+def _plan(
+    target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None, lock: int | None
+) -> Plan:
     """The native plan for the model's tensors; refuses what does not fit."""
     numbers = binding.numbers
     blocks = streaming_blocks(ownership)
@@ -126,6 +141,7 @@ def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, l
             budget,
             look_ahead,
             target.poison,
+            lock,
         )
     except BudgetError as error:
         if streamed or "too small" not in str(error):
@@ -137,10 +153,16 @@ def _plan(target: Target, ownership: Ownership, binding: Binding, budget: Any, l
 
 
 def _facts(
-    target: Target, ownership: Ownership, survivors: list[str], in_place: list[str], shared: list[str]
+    target: Target,
+    ownership: Ownership,
+    survivors: list[str],
+    binding: Binding,
+    in_place: list[str],
+    shared: list[str],
 ) -> dict[str, Any]:
     """What attach noticed, for the report."""
     notes = []
+    in_files = set(binding.in_files)
     if survivors:
         notes.append(f"old storages still alive, kept by views or caches outside the model: {', '.join(survivors[:8])}")
     if shared:
@@ -153,12 +175,27 @@ def _facts(
         "reason": target.reason,
         "model_bytes": ownership.nbytes,
         "towers": {tower.name: len(tower.blocks) for tower in ownership.towers},
-        "in_place": in_place,
+        "in_place": [name for name in in_place if name not in in_files],
+        "in_files": binding.in_files,
         "survivors": survivors,
         "unregistered": [unseen.path for unseen in ownership.unseen],
         "notes": notes,
         "torch": torch.__version__,
     }
+
+
+def _lock(pinned_memory: Any) -> int | None:
+    """The most that may be page-locked; None leaves it to the machine."""
+    if pinned_memory is True:
+        return None
+    if pinned_memory is False or pinned_memory == 0:
+        return 0
+    try:
+        return parse_bytes(pinned_memory)
+    except (BudgetError, TypeError) as error:
+        raise BudgetError(
+            f"pinned_memory is {pinned_memory!r}; give True, False, or a size such as 8GiB: {error}"
+        ) from None
 
 
 def _count(look_ahead: Any) -> int:

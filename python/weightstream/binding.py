@@ -1,6 +1,7 @@
 """Binds a model's tensors to their device addresses, once, and gives them back as plain CPU tensors.
 
-    attach   hand_over: bytes go to where the copies read them (in place or a slab); the tensors are still CPU tensors
+    attach   hand_over: bytes go to where the copies read them (their file, in place, or a slab); the tensors are still
+                        CPU tensors
              bind:      each tensor's `.data` becomes a tensor at its own device address, a capsule of its bytes only
     detach   unbind:    `.data` becomes the host bytes again; buffers are copied back first
 
@@ -84,6 +85,8 @@ class Binding:
         self.device = device
         self.numbers: dict[int, int] = {}
         """The number in the native plan of each owned tensor that has bytes."""
+        self.in_files: list[str] = []
+        """Tensors loaded by `offload` whose bytes the copies read from their file."""
         self._ownership = ownership
         self._addresses: list[int] = [0] * len(ownership.tensors)
         self._leaves: dict[int, _Leaf] = {}
@@ -100,10 +103,11 @@ class Binding:
                     wrapper = forms.wrappers[id(registered)]
                     self._wrapped.setdefault(id(registered), _Wrapped(wrapper, [])).users.append(user)
 
-    def hand_over(self, plan: Plan) -> list[str]:
+    def hand_over(self, plan: Plan, watch: Callable[[int], object] | None = None) -> list[str]:
         """Gives the plan every tensor's bytes, some at a time, and lets go of those that were copied.
 
-        The model stays a CPU model, bit for bit. Returns the names of the tensors that are read in place.
+        The model stays a CPU model, bit for bit. Returns the names of the tensors that are read where they were; those of
+        them that are read from their file are in `in_files`. `watch` hears of the bytes page-locked, and may raise.
         """
         in_place: list[str] = []
         for group in self._groups():
@@ -113,11 +117,13 @@ class Binding:
                 for owned, storages in zip(group, keep)
             ]
             del keep
-            placed = plan.source(entries)
+            placed = plan.source(entries, watch)
             entries.clear()
-            for owned, (_, capsule) in zip(group, placed):
+            for owned, (address, capsule) in zip(group, placed):
                 if capsule is None:
                     in_place.extend(user.path for user in owned.users)
+                    if not address:
+                        self.in_files.extend(user.path for user in owned.users)
                 memory = None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
                 for leaf in self._leaves_of(owned):
                     with torch.inference_mode(leaf.tensor.is_inference()), torch.no_grad():

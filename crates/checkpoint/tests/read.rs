@@ -97,6 +97,29 @@ fn auto_says_what_it_chose_and_why() {
 }
 
 #[test]
+fn what_is_partly_in_the_page_cache_is_read_both_ways() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, bytes) = file(folder.path(), "half", 32 * MIB);
+    file.file().sync_all().unwrap();
+    rustix::fs::fadvise(file.file(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    rustix::fs::fadvise(file.file(), 0, None, rustix::fs::Advice::Random).unwrap();
+    file.read_exact_at(8 * MIB as u64, &mut vec![0; 16 * MIB]).unwrap();
+    let resident = || file.resident_fraction(0..32 * MIB as u64);
+    let before = resident();
+    let (found, report) = read_one(&file, 5, 32 * MIB - 5, 0, &ReadOptions::default()).unwrap();
+    assert!(found == bytes[5..]);
+    // Where files never leave the page cache, or direct reads are not offered, there is nothing to see.
+    if before.is_some_and(|part| part < 0.6) && report.files[0].choice.mode == IoMode::Direct {
+        assert_eq!(resident(), before, "the page cache is left as it was found");
+        assert!(report.files[0].choice.why.contains("50 %"), "{report:?}");
+        assert!(
+            report.files[0].bytes_bounced <= 17 * MIB as u64,
+            "half of it came through the cache: {report:?}"
+        );
+    }
+}
+
+#[test]
 fn files_in_memory_are_read_without_fuss() {
     let memory = rustix::fs::memfd_create("weights", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());

@@ -134,6 +134,11 @@ pub(crate) unsafe fn protect(address: u64, size: Bytes, access: Access) -> Resul
     unsafe { mprotect(at, size.as_usize(), flags) }.map_err(failed("mprotect"))
 }
 
+/// The memory maps of this process, if the system tells them.
+pub(crate) fn memory_maps() -> Option<String> {
+    std::fs::read_to_string("/proc/self/maps").ok()
+}
+
 /// Copies memory of this process that may be a file's, through the kernel, which stops where a plain read would end the
 /// process because the file was cut short: how many bytes there were. A system without `/proc/self/mem` has the plain
 /// read's risk.

@@ -252,3 +252,22 @@ fn kernels_run_and_are_unloaded() {
     assert_eq!(fake.alive(), 0);
     assert_eq!(fake.outside_context(), 0, "a call was made outside the context");
 }
+
+#[test]
+fn a_refused_page_lock_is_reported_by_that_call_alone() {
+    let fake = Fake::new();
+    let driver = fake.open().unwrap();
+    let memory = HostBuffer::pattern(8192, 1);
+    fake.fail("cuMemHostRegister_v2", 0, 2);
+    let register = || {
+        // SAFETY: whole pages of the buffer, which outlives the registration.
+        unsafe { driver.register_host(memory.start, Bytes(8192), Registration::ReadWrite) }
+    };
+    let refused = register().unwrap_err().to_string();
+    assert!(refused.starts_with("cuMemHostRegister failed with CUDA_ERROR_OUT_OF_MEMORY (2)"), "{refused}");
+    driver.memory_info().unwrap();
+    driver.synchronize_stream(StreamHandle::DEFAULT).unwrap();
+    register().unwrap();
+    // SAFETY: registered above; no copy reads it.
+    unsafe { driver.unregister_host(memory.start) }.unwrap();
+}

@@ -6,17 +6,19 @@
 //! ```
 //!
 //! The bytes are copied from touched, unlocked memory in tensors of 64 MiB, a group of 16 at a time. `fill` is the copy alone,
-//! for a driver that locks nothing. With a file, its tensors of 64 MiB are locked where the page cache has them, after it was
+//! for a driver that locks nothing; `cancel` ends a load when half of it is filled. With a file, its tensors of 64 MiB are locked where the page cache has them, after it was
 //! read once.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use std::error::Error;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use gpu_driver::{Bytes, CudaDriver, DeviceOrdinal, Driver, HostDriver, HostOptions};
 use pinned_pool::{
-    FileBytes, HostBytes, HostStore, Levels, SourceBytes, SourceFile, SourceTensor, StoreOptions,
+    FileBytes, HostBytes, HostStore, Levels, SourceBytes, SourceFile, SourceTensor, StoreOptions, Watch,
+    Work, registered_bytes,
 };
 
 const TENSOR: u64 = 64 << 20;
@@ -64,6 +66,42 @@ fn measure(
     ))
 }
 
+/// Ends a load when half of it is filled, and says after how many seconds its caller goes on and all memory is back.
+fn cancel(driver: &Arc<dyn Driver>, tensors: &[SourceBytes], options: StoreOptions) -> Result<String> {
+    let (half, before) = (TENSOR * tensors.len() as u64 / 2, registered_bytes());
+    let (filled, since) = (Arc::new(AtomicU64::new(0)), Arc::new(OnceLock::<Instant>::new()));
+    let (reached, began) = (Arc::clone(&filled), Arc::clone(&since));
+    let watch = Watch::new()
+        .reports_to(move |work, bytes| {
+            if work == Work::Filled && reached.fetch_add(bytes.0, Ordering::Relaxed) + bytes.0 >= half {
+                began.get_or_init(Instant::now);
+            }
+        })
+        .cancelled_by({
+            let since = Arc::clone(&since);
+            move || since.get().is_some()
+        });
+    let mut builder = HostStore::builder(Arc::clone(driver), Bytes(TENSOR * tensors.len() as u64), options);
+    builder.watch(watch);
+    let mut ids = 0u32..;
+    let ended = tensors.chunks(GROUP).try_for_each(|group| {
+        let tensor =
+            |(bytes, id): (&SourceBytes, u32)| SourceTensor::new(id, u64::from(id) * TENSOR, bytes.clone());
+        let group: Vec<_> = group.iter().zip(ids.by_ref()).map(tensor).collect();
+        builder.place(&group).map(drop)
+    });
+    drop(builder);
+    let since = since.get().ok_or("the load ended before half of it was filled")?;
+    let returned = since.elapsed().as_secs_f64();
+    while registered_bytes() > before && since.elapsed().as_secs() < 60 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (released, ended) = (since.elapsed().as_secs_f64(), ended.is_err());
+    Ok(format!(
+        "\"cancel\":{{\"ended\":{ended},\"return_seconds\":{returned:.4},\"release_seconds\":{released:.4}}}"
+    ))
+}
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let kind = arguments.next().unwrap_or_else(|| "host".into());
@@ -82,6 +120,7 @@ fn main() -> Result<()> {
     let emulator: Arc<dyn Driver> = Arc::new(HostDriver::new(HostOptions::new(Bytes::mib(64)))?);
     fields.push(measure(&emulator, "fill", &tensors, slab())?);
     fields.push(measure(&driver, "slab", &tensors, slab())?);
+    fields.push(cancel(&driver, &tensors, slab())?);
     fields.push(measure(&driver, "in_place", &tensors, StoreOptions::default())?);
     drop(tensors);
     if let Some(path) = file {

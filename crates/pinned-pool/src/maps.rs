@@ -93,6 +93,8 @@ fn parse_line(line: &str) -> Option<(Range<u64>, MemoryKind)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const TEXT: &str = "\
@@ -137,5 +139,17 @@ not a line
     #[test]
     fn an_unreadable_text_maps_nothing() {
         assert_eq!(HostMaps::parse("zz-1 rw-p\n-\n\n5-3 rw-p 0 0:0 0\n").kind(0..1), MemoryKind::Unmapped);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_anonymous_memory_that_does_not_say_so(
+            text in "([0-9a-fg]{1,3}-[0-9a-f]{1,17} [rwxps-]{0,5} [0-9a-f]{1,4} [0-9:]{1,5} [0-9]{1,3}( \\PC{0,9})?\n?|\\PC{0,20}){0,6}",
+            start in 0u64..0x2000, size in 0u64..0x2000,
+        ) {
+            let kind = HostMaps::parse(&text).kind(start..start + size);
+            let says = text.lines().any(|line| line.split_ascii_whitespace().nth(1).is_some_and(|word| word.starts_with("rw")));
+            prop_assert!(kind != MemoryKind::Anonymous || says);
+        }
     }
 }

@@ -245,3 +245,20 @@ fn without_a_budget_no_file_is_locked_or_copied() {
     let step = &store.report().step_downs[0];
     assert!(matches!(step.reason, HostError::RegisterLimit { .. }), "{}", step.reason);
 }
+
+#[test]
+fn half_a_tensor_is_not_locked_in_vain() {
+    let _alone = alone();
+    let (rig, checkpoint, before) = (Rig::eager(), Checkpoint::new(16), registered_bytes());
+    // The first tensor of four pages is locked page by page until the limit; the third, of three, fits.
+    let limit = Some(before + Bytes(3 * PAGE));
+    let options = StoreOptions { register_limit: limit, piece: Bytes(PAGE), ..options() };
+    let store = store(
+        &rig,
+        &checkpoint.open(),
+        StoreOptions { levels: Levels { slab: false, ..Levels::ALL }, ..options },
+    );
+    assert_eq!(levels(&store), [HostLevel::File, HostLevel::File, HostLevel::Mapped]);
+    assert_eq!((store.report().registered, registered_bytes()), (Bytes(3 * PAGE), before + Bytes(3 * PAGE)));
+    check_bytes(&rig, &store, &checkpoint);
+}

@@ -3,13 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use checkpoint::io::{IoMode, ReadJob, ReadOptions};
-use checkpoint::safetensors::read_header;
-use checkpoint::{Checkpoint as Opened, FileMap, Limits, OpenFile, OpenOptions, TensorInfo, file_span};
+use checkpoint::{Checkpoint as Opened, FileMap, OpenFile, OpenOptions, TensorInfo, file_span};
 use pyo3::prelude::*;
 
 use crate::dlpack;
@@ -33,29 +32,18 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    fn new(
-        files: Vec<Arc<OpenFile>>,
-        tensors: Vec<TensorInfo>,
-        metadata: Vec<BTreeMap<String, String>>,
-        notes: Vec<String>,
-    ) -> Self {
-        let by_name = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
-        let maps = Mutex::new(vec![None; files.len()]);
-        Self { files, tensors, by_name, metadata, notes, maps }
-    }
-
-    /// One safetensors file and nothing that its name stands for.
-    fn alone(path: &Path) -> Result<Self, Failure> {
-        let file = OpenFile::open(path)?;
-        let header = read_header(&**file.file(), file.size(), path, &Limits::default(), false)?;
-        Ok(Self::new(vec![Arc::new(file)], header.tensors, vec![header.metadata], Vec::new()))
-    }
-
     fn of(opened: &Opened) -> Self {
-        let metadata =
-            (0..opened.files().len()).map(|file| opened.file_metadata(file).cloned().unwrap_or_default());
-        let metadata = metadata.collect();
-        Self::new(opened.files().to_vec(), opened.tensors().to_vec(), metadata, opened.notes().to_vec())
+        let files = opened.files().to_vec();
+        let tensors = opened.tensors().to_vec();
+        let of_file = |file| opened.file_metadata(file).cloned().unwrap_or_default();
+        Self {
+            by_name: tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect(),
+            metadata: (0..files.len()).map(of_file).collect(),
+            maps: Mutex::new(vec![None; files.len()]),
+            notes: opened.notes().to_vec(),
+            tensors,
+            files,
+        }
     }
 
     fn tensor(&self, name: &str) -> Result<&TensorInfo, Failure> {
@@ -77,16 +65,14 @@ impl Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[staticmethod]
-    #[pyo3(signature = (paths, *, allow_trailing = false, alone = false))]
-    fn open(py: Python<'_>, paths: Vec<PathBuf>, allow_trailing: bool, alone: bool) -> PyResult<Self> {
+    #[pyo3(signature = (paths, *, allow_trailing = false, exact = false))]
+    fn open(py: Python<'_>, paths: Vec<PathBuf>, allow_trailing: bool, exact: bool) -> PyResult<Self> {
         Ok(py.detach(move || {
-            guarded(|| match &paths[..] {
-                [path] if alone => Self::alone(path),
-                _ => {
-                    let mut options = OpenOptions::default();
-                    options.allow_trailing = allow_trailing;
-                    Ok(Self::of(&Opened::open_files(&paths, &options)?))
-                }
+            guarded(|| {
+                let mut options = OpenOptions::default();
+                options.allow_trailing = allow_trailing;
+                options.exact_files = exact;
+                Ok(Self::of(&Opened::open_files(&paths, &options)?))
             })
         })?)
     }

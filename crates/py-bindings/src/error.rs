@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use weightstream::{DriverError, EngineError, Error, PlanError};
+use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
 
 /// The class of an error, by its name in `weightstream.errors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,10 +52,8 @@ impl From<Error> for Failure {
             Error::Budget { .. } | Error::Plan(PlanError::BudgetTooSmall { .. }) => Class::Budget,
             Error::Plan(PlanError::ModelTooLarge { .. }) => Class::Model,
             Error::Engine(engine) => of_engine(engine),
-            Error::Plan(PlanError::BadGranule { .. })
-            | Error::Host(_)
-            | Error::Memory(_)
-            | Error::Driver(_) => Class::Device,
+            Error::Host(host) | Error::Unread { cause: host, .. } => of_host(host),
+            Error::Plan(PlanError::BadGranule { .. }) | Error::Memory(_) | Error::Driver(_) => Class::Device,
             _ => Class::Internal,
         };
         Self { class, text: error.to_string() }
@@ -86,8 +84,27 @@ fn of_engine(error: &EngineError) -> Class {
         | EngineError::StepFailed
         | EngineError::Closed => Class::State,
         EngineError::PageLimit { .. } => Class::Budget,
-        EngineError::Memory(_) | EngineError::Host(_) | EngineError::Driver(_) => Class::Device,
+        EngineError::Host(host) | EngineError::Unread { cause: host, .. } => of_host(host),
+        EngineError::Memory(_) | EngineError::Driver(_) => Class::Device,
         _ => Class::Internal,
+    }
+}
+
+/// What is wrong with host memory, or with the file that stands for it.
+fn of_host(error: &HostError) -> Class {
+    match error {
+        HostError::Cancelled => Class::Cancelled,
+        HostError::FileChanged { .. }
+        | HostError::FileRead { .. }
+        | HostError::OutsideFile { .. }
+        | HostError::Unread { .. } => Class::Checkpoint,
+        _ => Class::Device,
+    }
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        Self::new(of_host(&error), error.to_string())
     }
 }
 
@@ -135,6 +152,7 @@ mod tests {
         assert_eq!(Failure::from(CheckpointError::Cancelled).class, Class::Cancelled);
         let folder = CheckpointError::NotAFile { path: "p".into() };
         assert_eq!(Failure::from(folder).class, Class::Checkpoint);
+        assert_eq!(class(HostError::Cancelled.into()), Class::Cancelled);
         assert_eq!(class(Error::NoSuchTensor { tensor: 1, count: 1 }), Class::Internal);
     }
 

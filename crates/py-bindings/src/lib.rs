@@ -14,6 +14,7 @@ mod offloader;
 mod plan;
 mod process;
 mod saving;
+mod sources;
 mod turns;
 mod watched;
 

@@ -1,7 +1,8 @@
 //! A model being streamed, as Python sees it.
 //!
 //! Blocking calls release the interpreter. On CUDA entering and leaving enqueue only, and releasing would cost as much
-//! as they do; on the emulator they wait for copies, so it is released there.
+//! as they do; on the emulator they wait for copies, and where not all of the model is page-locked for reads, so it is
+//! released there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -63,8 +64,8 @@ impl Offloader {
     pub(crate) fn new(facade: Facade, kind: DeviceKind) -> Self {
         Self {
             inner: Arc::new(Inner {
+                waits: kind == DeviceKind::Host || facade.is_staged(),
                 facade: RwLock::new(Some(OfProcess::new(facade))),
-                waits: kind == DeviceKind::Host,
             }),
         }
     }

@@ -1,10 +1,13 @@
 //! Describing a model, planning it, and handing its bytes over.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use checkpoint::Cancel;
 use pyo3::prelude::*;
 use weightstream::{
-    Bytes, DeviceKind, EngineOptions, Offloader as Facade, Placed, PlannedOffloader, TensorId,
+    Bytes, DeviceKind, EngineOptions, Levels, Offloader as Facade, Placed, PlannedOffloader, StoreOptions,
+    TensorId, Watch, Work,
 };
 
 use crate::device::{Device, budget};
@@ -12,6 +15,8 @@ use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
 use crate::offloader::Offloader;
 use crate::process::OfProcess;
+use crate::sources::Files;
+use crate::watched::watched_by;
 
 /// A tower as Python describes it: its name, and its blocks by name with their tensors.
 type Tower = (String, Vec<(String, Vec<u32>)>);
@@ -21,6 +26,10 @@ type Tower = (String, Vec<(String, Vec<u32>)>);
 #[derive(Debug)]
 pub(crate) struct Plan {
     planned: Mutex<Option<OfProcess<PlannedOffloader>>>,
+    files: Mutex<Files>,
+    /// Ends the placing of host bytes, and counts what of them is page-locked.
+    cancel: Cancel,
+    locked: Arc<AtomicU64>,
     kind: DeviceKind,
 }
 
@@ -37,10 +46,11 @@ impl Plan {
         budget: &Bound<'_, PyAny>,
         look_ahead: Option<u32>,
         poison: bool,
+        lock: Option<u64>,
     ) -> PyResult<Self> {
         let budget = self::budget(budget)?;
         let driver = device.driver()?;
-        let planned = py.detach(|| {
+        let mut planned = py.detach(|| {
             guarded(|| {
                 let mut builder = Facade::builder(driver);
                 for (name, size) in tensors {
@@ -54,6 +64,11 @@ impl Plan {
                         blocks.into_iter().map(|(name, tensors)| (name, ids(tensors))).collect(),
                     );
                 }
+                if let Some(most) = lock {
+                    let levels = if most == 0 { Levels::NONE } else { Levels::ALL };
+                    let register_limit = Some(Bytes(most));
+                    builder.store_options(StoreOptions { levels, register_limit, ..StoreOptions::default() });
+                }
                 if let Some(units) = look_ahead {
                     builder.look_ahead(units);
                 }
@@ -62,46 +77,75 @@ impl Plan {
                 Ok(builder.plan()?)
             })
         })?;
-        Ok(Self { planned: Mutex::new(Some(OfProcess::new(planned))), kind: device.info().kind })
+        let (cancel, locked) = (Cancel::new(), Arc::new(AtomicU64::new(0)));
+        let (asked, counted) = (cancel.clone(), Arc::clone(&locked));
+        let watch = Watch::new().cancelled_by(move || asked.is_cancelled()).reports_to(move |work, bytes| {
+            if work == Work::Locked {
+                counted.fetch_add(bytes.0, Ordering::Relaxed);
+            }
+        });
+        planned.watch(watch);
+        Ok(Self {
+            planned: Mutex::new(Some(OfProcess::new(planned))),
+            files: Mutex::new(Files::default()),
+            cancel,
+            locked,
+            kind: device.info().kind,
+        })
     }
 
-    /// Each entry is (tensor, address, size, keep-alive); each answer the address from now on, and a capsule if it changed.
+    /// Each entry is (tensor, address, size, keep-alive); each answer the address from now on, zero in a file, and a
+    /// capsule if it changed.
+    #[pyo3(signature = (tensors, watch = None))]
     fn source<'py>(
         &self,
         py: Python<'py>,
         tensors: Vec<(u32, u64, u64, Py<PyAny>)>,
+        watch: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Vec<(u64, Option<Bound<'py, PyAny>>)>> {
-        let placed: Vec<Placed> = py.detach(|| {
-            guarded(|| {
-                let group = tensors
-                    .into_iter()
-                    .map(|(id, address, size, keep)| {
-                        (TensorId(id), dlpack::host_bytes(address, Bytes(size), keep))
-                    })
-                    .collect();
-                let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
-                Ok(planned.as_mut().and_then(OfProcess::get_mut).ok_or_else(started)?.source(group)?)
-            })
+        let before: Vec<u64> = tensors.iter().map(|(_, address, ..)| *address).collect();
+        let placed: Vec<Placed> = self.followed(py, watch, || {
+            let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut group = Vec::with_capacity(tensors.len());
+            for (id, address, size, keep) in tensors {
+                group.push((TensorId(id), files.bytes_at(address, Bytes(size), keep)?));
+            }
+            let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(planned.as_mut().and_then(OfProcess::get_mut).ok_or_else(started)?.source(group)?)
         })?;
-        placed
-            .into_iter()
-            .map(|placed| {
-                // What was handed over in memory stays there.
-                let Some(bytes) = placed.bytes.memory() else { return Ok((0, None)) };
-                let capsule = if placed.is_copied() { Some(dlpack::host_capsule(py, bytes)?) } else { None };
-                Ok((bytes.address().addr() as u64, capsule))
-            })
-            .collect()
+        let answer = |(placed, before): (Placed, u64)| {
+            // What lies in a file is seen through the mapping that it was handed over from.
+            let Some(bytes) = placed.bytes.memory() else { return Ok((0, None)) };
+            let address = bytes.address().addr() as u64;
+            let moved = placed.is_copied() || address != before;
+            let capsule = if moved { Some(dlpack::host_capsule(py, bytes)?) } else { None };
+            Ok((address, capsule))
+        };
+        placed.into_iter().zip(before).map(answer).collect()
     }
 
-    fn start(&self, py: Python<'_>) -> PyResult<Offloader> {
-        let started = py.detach(|| {
-            guarded(|| {
-                let planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Ok(planned.and_then(OfProcess::into_inner).ok_or_else(started)?.start()?)
-            })
+    #[pyo3(signature = (watch = None))]
+    fn start(&self, py: Python<'_>, watch: Option<&Bound<'_, PyAny>>) -> PyResult<Offloader> {
+        let started = self.followed(py, watch, || {
+            let planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner).take();
+            Ok(planned.and_then(OfProcess::into_inner).ok_or_else(started)?.start()?)
         })?;
         Ok(Offloader::new(started, self.kind))
+    }
+}
+
+impl Plan {
+    /// Runs `work` without the interpreter; if somebody watches, on a thread of its own, so that it can be ended.
+    fn followed<T: Send>(
+        &self,
+        py: Python<'_>,
+        watch: Option<&Bound<'_, PyAny>>,
+        work: impl FnOnce() -> Result<T, Failure> + Send,
+    ) -> PyResult<T> {
+        match watch {
+            Some(_) => watched_by(py, watch, &self.cancel, &self.locked, work),
+            None => Ok(py.detach(|| guarded(work))?),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use checkpoint::{Cancel, CheckpointError};
+use checkpoint::Cancel;
 use pyo3::prelude::*;
 
 use crate::error::{Class, Failure, guarded};
@@ -16,17 +16,27 @@ const PERIOD: Duration = Duration::from_millis(20);
 
 /// Runs `work` on a thread of its own. `watch` is called on this one with the bytes done so far, as `work` counts them;
 /// what it raises, and what a signal does, stops the work and is raised once that has ended.
-pub(crate) fn watched<T: Send>(
+pub(crate) fn watched<T: Send, E: Into<Failure>>(
     py: Python<'_>,
     watch: Option<&Bound<'_, PyAny>>,
-    work: impl FnOnce(&Cancel, &Arc<AtomicU64>) -> Result<T, CheckpointError> + Send,
+    work: impl FnOnce(&Cancel, &Arc<AtomicU64>) -> Result<T, E> + Send,
 ) -> PyResult<T> {
     let (cancel, done) = (Cancel::new(), Arc::new(AtomicU64::new(0)));
+    watched_by(py, watch, &cancel, &done, || work(&cancel, &done))
+}
+
+/// The same for work that has its flag and its count already.
+pub(crate) fn watched_by<T: Send, E: Into<Failure>>(
+    py: Python<'_>,
+    watch: Option<&Bound<'_, PyAny>>,
+    cancel: &Cancel,
+    done: &AtomicU64,
+    work: impl FnOnce() -> Result<T, E> + Send,
+) -> PyResult<T> {
     let (finished, waiting) = channel();
     thread::scope(|scope| {
-        let (cancel, done) = (&cancel, &done);
         let worker = thread::Builder::new().name("weightstream-load".into()).spawn_scoped(scope, move || {
-            let outcome = guarded(|| Ok(work(cancel, done)?));
+            let outcome = guarded(|| work().map_err(Into::into));
             // The other end may be gone only if this process is being torn down.
             let _ = finished.send(());
             outcome
@@ -69,6 +79,7 @@ mod tests {
     #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
     use std::sync::mpsc::sync_channel;
 
+    use checkpoint::CheckpointError;
     use pyo3::exceptions::PyKeyError;
     use pyo3::ffi::c_str;
 
@@ -99,7 +110,7 @@ mod tests {
     fn work_that_ends_by_itself_gives_its_outcome() {
         Python::initialize();
         Python::attach(|py| {
-            assert_eq!(watched(py, None, |_, _| Ok(3)).unwrap(), 3);
+            assert_eq!(watched(py, None, |_, _| Ok::<_, Failure>(3)).unwrap(), 3);
             let failed = watched(py, None, |_, _| Err::<(), _>(CheckpointError::Cancelled));
             assert!(failed.is_err());
         });

@@ -80,13 +80,14 @@ impl OffloaderBuilder {
         self
     }
 
-    /// Ways of running that find mistakes.
+    /// Ways of running that find mistakes, and how the device's staging ring is made.
     pub fn engine_options(&mut self, options: EngineOptions) -> &mut Self {
         self.options = options;
         self
     }
 
-    /// How host memory is placed and page-locked.
+    /// How host memory is placed and page-locked: which levels are allowed, and how much. What is not page-locked stays
+    /// where it is, in memory or in a file, and streams through the device's staging ring.
     pub fn store_options(&mut self, options: StoreOptions) -> &mut Self {
         self.store = options;
         self

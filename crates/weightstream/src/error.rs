@@ -51,6 +51,15 @@ pub enum Error {
         /// The name of the first.
         first: String,
     },
+    /// A tensor could not be read on its way to the device. After that, a new step starts over.
+    #[error("{name} could not be read: {cause}")]
+    Unread {
+        /// The tensor; if several lie side by side in a file, the first of them.
+        name: String,
+        /// Why.
+        #[source]
+        cause: HostError,
+    },
     /// The model cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -23,8 +23,11 @@ pub use gpu_driver::{
     StreamHandle,
 };
 pub use offload_core::{
-    BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, TensorId,
-    UnitId, UnitPlan,
+    BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, StagingStats,
+    TensorId, UnitId, UnitPlan,
 };
-pub use pinned_pool::{HostBytes, HostError, HostLevel, KeepAlive, Placed, StoreOptions};
+pub use pinned_pool::{
+    FileBytes, HostBytes, HostError, HostLevel, KeepAlive, Levels, Placed, SourceBytes, SourceFile,
+    StagingOptions, StoreOptions, Watch, Work,
+};
 pub use vmm_alloc::{AddressSpace, VmmError};

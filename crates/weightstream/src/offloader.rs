@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
 use offload_core::{
-    BlockId, Engine, EngineStats, ModelDesc, Plan, StoreSource, TensorId, UnitDesc, UnitId, Units,
+    BlockId, Engine, EngineError, EngineStats, ModelDesc, Plan, StoreSource, TensorId, UnitDesc, UnitId,
+    Units,
 };
-use pinned_pool::HostBytes;
+use pinned_pool::{HostBytes, SourceBytes};
 use vmm_alloc::AddressSpace;
 
 use crate::builder::OffloaderBuilder;
@@ -32,8 +33,20 @@ pub struct Offloader {
     pub(crate) model: ModelDesc,
     pub(crate) request: Request,
     pub(crate) store: Arc<StoreSource>,
+    pub(crate) names: Vec<String>,
     /// What was measured of the plan in place or one before it.
     pub(crate) pace: Mutex<Option<Pace>>,
+}
+
+/// An error with names where the engine has numbers.
+pub(crate) fn named(error: EngineError, names: &[String]) -> Error {
+    match error {
+        EngineError::Unread { tensor, cause } => {
+            let name = names.get(tensor.0 as usize).cloned().unwrap_or_default();
+            Error::Unread { name, cause }
+        }
+        other => other.into(),
+    }
 }
 
 impl Offloader {
@@ -60,14 +73,29 @@ impl Offloader {
         Ok(self.engine.layout().bytes(tensor))
     }
 
-    /// Where a tensor's bytes are in host memory.
+    /// Where a tensor's bytes are, in host memory or in a file.
     ///
     /// # Errors
     /// [`Error::NoSuchTensor`].
+    pub fn source_bytes(&self, tensor: TensorId) -> Result<SourceBytes> {
+        self.check(tensor)?;
+        let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.engine.layout().tensors() };
+        self.store.store.source_of(tensor.0).cloned().ok_or(missing)
+    }
+
+    /// Where a tensor's bytes are in host memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`]; also if they are in a file, as [`source_bytes`](Self::source_bytes) says.
     pub fn host_bytes(&self, tensor: TensorId) -> Result<HostBytes> {
         self.check(tensor)?;
         let missing = Error::NoSuchTensor { tensor: tensor.0, count: self.engine.layout().tensors() };
         self.store.store.bytes_of(tensor.0).cloned().ok_or(missing)
+    }
+
+    /// Whether entering a unit may wait for its bytes to be read: not all of the model is page-locked.
+    pub fn is_staged(&self) -> bool {
+        self.engine.is_staged()
     }
 
     /// The address range. Hold a clone for as long as anything may use an address in it.
@@ -99,9 +127,11 @@ impl Offloader {
     /// A step begins; what the one before left open is closed.
     ///
     /// # Errors
-    /// See [`Engine::begin_step`].
+    /// A file of the model that is no longer what it was: its bytes may be of another model. Else see
+    /// [`Engine::begin_step`].
     pub fn begin_step(&self, stream: StreamHandle) -> Result<()> {
-        Ok(self.engine.begin_step(stream)?)
+        self.store.store.check_unchanged()?;
+        self.engine.begin_step(stream).map_err(|error| self.named(error))
     }
 
     /// A step ends.
@@ -117,7 +147,7 @@ impl Offloader {
     /// # Errors
     /// See [`Engine::enter`].
     pub fn enter(&self, unit: UnitId, stream: StreamHandle) -> Result<()> {
-        Ok(self.engine.enter(unit, stream)?)
+        self.engine.enter(unit, stream).map_err(|error| self.named(error))
     }
 
     /// A unit's turn ends.
@@ -153,7 +183,7 @@ impl Offloader {
         };
         let unit_of = |part| chosen.units.units.iter().position(|unit| holds(part, unit)).unwrap_or_default();
         let units = finest.units.iter().map(|part| UnitId(unit_of(part) as u32)).collect();
-        self.engine.replan(chosen.plan)?;
+        self.engine.replan(chosen.plan).map_err(|error| self.named(error))?;
         Ok(units)
     }
 
@@ -218,7 +248,8 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
-        self.engine.replan(self.request.plan(self.engine.layout(), &finest)?)?;
+        let plan = self.request.plan(self.engine.layout(), &finest)?;
+        self.engine.replan(plan).map_err(|error| self.named(error))?;
         Ok((0..finest.units.len() as u32).map(UnitId).collect())
     }
 
@@ -243,7 +274,7 @@ impl Offloader {
             units.extend(self.unit_of(tensor)?);
         }
         let units: Vec<UnitId> = units.into_iter().collect();
-        self.engine.hold(&units, stream)?;
+        self.engine.hold(&units, stream).map_err(|error| self.named(error))?;
         Ok(units)
     }
 
@@ -272,6 +303,11 @@ impl Offloader {
     /// See [`Engine::close`].
     pub fn close(&self, stream: StreamHandle) -> Result<()> {
         Ok(self.engine.close(stream)?)
+    }
+
+    /// An error with names where the engine has numbers.
+    fn named(&self, error: EngineError) -> Error {
+        named(error, &self.names)
     }
 
     fn check(&self, tensor: TensorId) -> Result<()> {

@@ -7,11 +7,11 @@ use gpu_driver::{Bytes, Driver};
 use offload_core::{
     Engine, EngineDesc, EngineOptions, Layout, ModelDesc, Plan, Source, StoreSource, TensorId,
 };
-use pinned_pool::{HostBytes, HostStoreBuilder, Placed, SourceTensor};
+use pinned_pool::{HostStoreBuilder, Placed, SourceBytes, SourceTensor, Watch};
 use vmm_alloc::PagePool;
 
 use crate::error::{Error, Result};
-use crate::offloader::Offloader;
+use crate::offloader::{Offloader, named};
 use crate::request::Request;
 
 /// A model that is planned and not started. Hand over the bytes of every tensor, then [`start`](Self::start).
@@ -38,17 +38,25 @@ impl PlannedOffloader {
         &self.layout
     }
 
-    /// Hands over the bytes of a group of tensors, such as a block's, and says where each one's bytes live from now on.
+    /// Has the placing of host bytes followed, and ended if its caller wishes. To be called before any are handed over.
+    pub fn watch(&mut self, watch: Watch) -> &mut Self {
+        self.store.watch(watch);
+        self
+    }
+
+    /// Hands over the bytes of a group of tensors, such as a block's, in memory or in a file, and says where each one's bytes
+    /// live from now on.
     ///
     /// A tensor that was copied ([`Placed::is_copied`]) no longer needs its source: drop it before the next group, and
     /// RAM never holds more than the model and one group.
     ///
     /// # Errors
-    /// A tensor that does not exist, was handed over before, or has another size than described. None of the group is
-    /// taken then.
-    pub fn source(&mut self, group: Vec<(TensorId, HostBytes)>) -> Result<Vec<Placed>> {
+    /// A tensor that does not exist, was handed over before, or has another size than described; a file that was changed
+    /// or cannot be read. None of the group is taken then.
+    pub fn source<B: Into<SourceBytes>>(&mut self, group: Vec<(TensorId, B)>) -> Result<Vec<Placed>> {
         let mut sources = Vec::with_capacity(group.len());
         for (id, bytes) in group {
+            let bytes = bytes.into();
             let described = self.described(id)?;
             if bytes.size() != described {
                 let name = self.names[id.0 as usize].clone();
@@ -80,13 +88,15 @@ impl PlannedOffloader {
             pool,
             source: Arc::clone(&store) as Arc<dyn Source>,
             options: self.options,
-        })?;
+        });
+        let engine = engine.map_err(|error| named(error, &self.names))?;
         Ok(Offloader {
             engine,
             driver: self.driver,
             model: self.model,
             request: self.request,
             store,
+            names: self.names,
             pace: Mutex::new(None),
         })
     }

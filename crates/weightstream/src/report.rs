@@ -36,12 +36,16 @@ pub struct Report {
 /// Where the weights are in host memory.
 #[derive(Debug, Clone, Serialize)]
 pub struct HostReport {
+    /// Page-locked where the page cache has their file.
+    pub mapped_bytes: u64,
     /// Page-locked where their owner had them.
     pub in_place_bytes: u64,
     /// Copied into page-locked memory of ours.
     pub slab_bytes: u64,
-    /// Copied, and not page-locked: copies to the device are slow.
+    /// In memory, and not page-locked: they reach the device through a staging ring.
     pub pageable_bytes: u64,
+    /// In files, and not page-locked: read into a staging ring when they are needed.
+    pub file_bytes: u64,
     /// Really page-locked, whole pages.
     pub registered_bytes: u64,
     /// In how many registrations.
@@ -88,9 +92,11 @@ impl HostReport {
             )
         };
         Self {
+            mapped_bytes: report.mapped.0,
             in_place_bytes: report.in_place.0,
             slab_bytes: report.slab.0,
             pageable_bytes: report.pageable.0,
+            file_bytes: report.in_files.0,
             registered_bytes: report.registered.0,
             registrations: report.registrations,
             step_downs: report.step_downs.iter().map(step_down).collect(),

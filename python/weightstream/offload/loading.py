@@ -17,7 +17,7 @@ from .configuration import find_config
 from .dtypes import DtypeRules
 from .fused import split_fused
 from .progress import Progress, progress_of
-from .renaming import filtered, guessed_prefix, preprocess, without_prefix
+from .renaming import chosen, filtered, guessed_prefix, preprocess, without_prefix
 from .sources import Source, StateDict, as_list, merge, paths_of, read_source
 from .unavailable import QuantizationType, qint8, refuse_quantized, refuse_quantizing
 
@@ -45,7 +45,7 @@ def load_sd(
     """
     progress = progress_of(paths_of(as_list(file_path)))
     try:
-        source = _read(as_list(file_path), progress)
+        source = _read(as_list(file_path), progress, chosen(filters))
         sd = StateDict(filtered(source.sd, filters, keep_prefixes), source.report())
         progress.phase("Weights Loaded", 3, 3)
         return sd, source.quantization_map, source.tied_map
@@ -139,7 +139,7 @@ def fast_load_transformers_model(
     return_shared_modules: Optional[dict[str, Any]] = None,
     default_dtype: Optional[torch.dtype] = torch.bfloat16,
     ignore_unused_weights: bool = False,
-    configKwargs: Optional[Mapping[str, Any]] = None,
+    configKwargs: Mapping[str, Any] = {},
     quantize_exclude: Optional[Iterable[str]] = None,
     pre_load_callback: Optional[Callable[[nn.Module], Any]] = None,
     fp32_dtype: Optional[torch.dtype] = None,
@@ -157,7 +157,7 @@ def fast_load_transformers_model(
         progress.phase("Reading Configuration", 0, 2)
         config, where = find_config(paths_of(sources), forcedConfigPath, defaultConfigPath)
         progress.phase("Building", 1, 2)
-        model = build(config, where, modelClass, configKwargs or {}, progress.poll)
+        model = build(config, where, modelClass, configKwargs, progress.poll)
         _load(
             model,
             sources,
@@ -183,11 +183,11 @@ def fast_load_transformers_model(
         progress.close()
 
 
-def _read(sources: list[Any], progress: Progress) -> Source:
+def _read(sources: list[Any], progress: Progress, wanted: Optional[Callable[[str], bool]]) -> Source:
     progress.phase("Reading Weights", 0, 3)
     if not sources:
         raise WeightsError("no files were given to load weights from")
-    return merge([read_source(source, progress) for source in sources])
+    return merge([read_source(source, progress, wanted) for source in sources])
 
 
 def _load(
@@ -224,7 +224,7 @@ def _load(
         source.sd, source.quantization_map, source.tied_map = preprocess(
             preprocess_sd, source.sd, source.quantization_map, source.tied_map
         )
-    storages = {tensor.untyped_storage().data_ptr() for source in extra for tensor in source.sd.values()}
+    storages = {tensor.untyped_storage().data_ptr() for source in extra for tensor in source.sd.values()} - {0}
     merged = merge([*main, *extra])
     report = merged.report()
     sd = _prepared(model, merged, prefix, postprocess_sd, fused_split_map)
@@ -274,7 +274,7 @@ def _prepared(
     guess = guessed_prefix(sd, expected)
     if guess is not None:
         sd = without_prefix(sd, guess)
-    refuse_quantized(source.name, sd, quantization_map)
+    refuse_quantized(source.name, sd, quantization_map, expected)
     return sd
 
 

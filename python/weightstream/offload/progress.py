@@ -5,6 +5,7 @@ The phases of one load, with their counts:
     Preparing Models                                                             0 of 1, when a context begins
     Reading Configuration, Building                                              of 2, fast_load_transformers_model only
     Reading Weights, Preparing Weights, Applying Weights, Weights Loaded         of 3
+    Pinning                                                                      of GiB to lock, when a model is attached
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Optional
 
 from ..errors import LoadingCancelled
 
-__all__ = ["LoadingCallback", "Progress", "loading_context", "progress_of"]
+__all__ = ["LoadingCallback", "Progress", "loading_context", "progress_in_context", "progress_of"]
 
 _POLL_SECONDS = 0.02
 """How often at most `abort_requested` is asked in long work: well below the 200 ms in which a load must stop."""
@@ -93,6 +94,11 @@ def progress_of(paths: list[str]) -> Progress:
     return Progress(callback, model_id, bar)
 
 
+def progress_in_context(paths: list[str]) -> Optional[Progress]:
+    """The way to the callback of this context; None without one."""
+    return progress_of(paths) if _context.get()[0] is not None else None
+
+
 class Progress:
     """What the steps of one load tell."""
 
@@ -107,7 +113,12 @@ class Progress:
         if self._callback is not None:
             self._callback.report(name, completed, total, self._model_id)
         if self._bar is not None:
-            self._bar.show(name, completed / total)
+            self._bar.show(name, completed / total, 1 / total)
+
+    def alone(self, name: str) -> None:
+        """Work that is no load begins, in one phase: shown on a terminal, and no callback hears of it."""
+        if self._bar is not None:
+            self._bar.show(name, 0.0, 1.0)
 
     def poll(self, within: float = 0.0) -> None:
         """Lets an abort through, in the middle of a phase. `within` is how much of it is done, from 0 to 1."""
@@ -134,15 +145,16 @@ class _Bar:
         self._name = name
         self._phase = ""
         self._start = 0.0
+        self._share = 1.0
         self._begun = time.monotonic()
         self._width = 0
 
-    def show(self, phase: str, fraction: float) -> None:
-        self._phase, self._start = phase, fraction
-        self._draw(fraction)
+    def show(self, phase: str, start: float, share: float) -> None:
+        self._phase, self._start, self._share = phase, start, share
+        self._draw(start)
 
     def within(self, done: float) -> None:
-        self._draw(min(self._start + max(done, 0.0) / 3, 1.0))
+        self._draw(min(self._start + max(done, 0.0) * self._share, 1.0))
 
     def _draw(self, fraction: float) -> None:
         full = round(fraction * _BAR)

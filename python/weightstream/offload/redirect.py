@@ -116,7 +116,7 @@ def _open(filename: Any) -> Checkpoint:
     path = os.fspath(filename)
     os.stat(path)
     try:
-        return Checkpoint.open([path], alone=True)
+        return Checkpoint.open([path], exact=True)
     except CheckpointError as error:
         raise _both(safetensors.SafetensorError)(str(error)) from None
 
@@ -157,6 +157,10 @@ class _File:
     def get_tensor(self, name: str) -> Tensor:
         """One tensor."""
         return map_tensors(self._checkpoint, [self._entry(name)])[0][name]
+
+    def get_tensors(self) -> dict[str, Tensor]:
+        """All tensors, by name."""
+        return map_tensors(self._checkpoint, list(self._entries.values()))[0]
 
     def get_slice(self, name: str) -> _Slice:
         """One tensor to be sliced."""

@@ -8,7 +8,7 @@ from typing import Any, Optional, TypeVar, Union
 
 from ..errors import WeightsError
 
-__all__ = ["filtered", "guessed_prefix", "preprocess", "renamed", "without_prefix"]
+__all__ = ["chosen", "filtered", "guessed_prefix", "preprocess", "renamed", "without_prefix"]
 
 Value = TypeVar("Value")
 Rules = Union[Callable[..., Any], Mapping[str, Optional[str]], None]
@@ -113,14 +113,22 @@ def without_prefix(sd: Mapping[str, Value], prefix: str) -> dict[str, Value]:
 def guessed_prefix(names: Collection[str], expected: Collection[str]) -> Optional[str]:
     """A prefix without which the names are those expected, if they have one and none of them fits as it is."""
     wanted = set(expected)
-    if not wanted or any(name in wanted for name in names):
+    if any(name in wanted for name in names):
         return None
-    best, most = None, 0
-    for candidate in {name[: -len(end) - 1] for end in list(wanted)[:16] for name in names if name.endswith("." + end)}:
-        fits = len(wanted.intersection(without_prefix(dict.fromkeys(names), candidate)))
-        if fits > most:
-            best, most = candidate, fits
-    return best
+    fits: dict[str, int] = {}
+    for name in names:
+        for dot in (place for place, letter in enumerate(name) if letter == "."):
+            if name[dot + 1 :] in wanted:
+                fits[name[:dot]] = fits.get(name[:dot], 0) + 1
+    return max(fits, key=fits.__getitem__) if fits else None
+
+
+def chosen(filters: Union[str, Iterable[str], None]) -> Optional[Callable[[str], bool]]:
+    """Whether a name begins with one of `filters`; None without any."""
+    if filters is None:
+        return None
+    prefixes = (filters,) if isinstance(filters, str) else tuple(filters)
+    return lambda name: name.startswith(prefixes)
 
 
 def _put(into: dict[str, Value], name: str, value: Value, was: str) -> None:

@@ -46,6 +46,7 @@ def save_model(
     path = os.fspath(file_path)
     progress = progress_of([path])
     try:
+        progress.alone("Saving")
         kept, ties = _weights(model, filter_sd)
         metadata = {"format": "pt", **encoded(config=_config(model, path, config_file_path), tied_weights_map=ties)}
         total = sum(tensor.nbytes for tensor in kept.values())

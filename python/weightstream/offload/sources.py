@@ -7,7 +7,7 @@ configuration that came with them. A name that two files have is refused; the la
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -56,10 +56,13 @@ class Source:
 
 
 def as_list(sources: Any) -> list[Any]:
-    """One source or several, as a list. A tuple is one: weights with their maps."""
+    """One source or several, as a list. A tuple is one, weights with their maps, unless it is one of paths."""
     if sources is None:
         return []
-    return list(sources) if isinstance(sources, list) else [sources]
+    several = isinstance(sources, list) or (
+        isinstance(sources, tuple) and all(isinstance(source, (str, os.PathLike)) for source in sources)
+    )
+    return list(sources) if several else [sources]
 
 
 def paths_of(sources: Iterable[Any]) -> list[str]:
@@ -67,10 +70,13 @@ def paths_of(sources: Iterable[Any]) -> list[str]:
     return [os.fspath(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
 
-def read_source(source: Any, progress: Progress) -> Source:
-    """Reads a path, or takes a dictionary or a tuple of weights, quantization map and tied map."""
+def read_source(source: Any, progress: Progress, wanted: Optional[Callable[[str], bool]] = None) -> Source:
+    """Reads a path, or takes a dictionary or a tuple of weights, quantization map and tied map.
+
+    What of a file is not `wanted`, by its name, is left out and not read.
+    """
     if isinstance(source, (str, os.PathLike)):
-        return _read_path(os.fspath(source), progress)
+        return _read_path(os.fspath(source), progress, wanted or (lambda _: True))
     parts = source if isinstance(source, tuple) else (source,)
     sd, quantization_map, tied_map = (*parts, None, None, None)[:3]
     if len(parts) > 3 or not isinstance(sd, Mapping) or not all(isinstance(value, Tensor) for value in sd.values()):
@@ -120,7 +126,7 @@ def open_source(path: str) -> Union[Checkpoint, list[str]]:
     return Checkpoint.open([path])
 
 
-def _read_path(path: str, progress: Progress) -> Source:
+def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> Source:
     opened = open_source(path)
     if isinstance(opened, list):
         source = Source(path, {}, files=opened)
@@ -132,7 +138,8 @@ def _read_path(path: str, progress: Progress) -> Source:
                 source.sd[name] = tensor
         source.quantization_map = sibling_map(path)
         return source
-    weights, packed, copied = map_tensors(opened, opened.entries(), progress.poll)
+    entries = [entry for entry in opened.entries() if wanted(entry[0])]
+    weights, packed, copied = map_tensors(opened, entries, progress.poll)
     quantization_map, tied_map = sibling_map(path), None
     # Shards may have a map each.
     for metadata in opened.metadata():

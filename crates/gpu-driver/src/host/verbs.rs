@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::work::{Action, Link, Transfer};
-use super::{HostDriver, Tables};
+use super::{HostDriver, Tables, kinds};
 use crate::contract;
 use crate::driver::Driver;
 use crate::error::{DriverError, Result};
 use crate::host::queue::{Share, Work};
 use crate::host::streams::Refusal;
+use crate::platform;
 use crate::types::{
     Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle,
     Registration, StreamHandle,
@@ -228,7 +229,17 @@ impl Driver for HostDriver {
 
     unsafe fn register_host(&self, address: *mut u8, size: Bytes, registration: Registration) -> Result<()> {
         self.calls.add(Verb::RegisterHost);
-        self.tables().registrations.add(address.addr() as u64, size, registration)
+        let start = address.addr() as u64;
+        let mut tables = self.tables();
+        tables.registrations.add(start, size, registration)?;
+        let checked = match platform::memory_maps() {
+            Some(maps) => kinds::check(&maps, start, size, registration),
+            None => Ok(()),
+        };
+        if checked.is_err() {
+            tables.registrations.remove(start);
+        }
+        checked
     }
 
     unsafe fn unregister_host(&self, address: *mut u8) -> Result<()> {

@@ -92,6 +92,8 @@ fn line(text: &str, key: &str) -> Option<Bytes> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use proptest::prelude::*;
+
     use super::*;
 
     fn directories(text: &str) -> Vec<String> {
@@ -171,5 +173,18 @@ mod tests {
         let stat = format!("inactive_file {}\nactive_file {}\n", u64::MAX, u64::MAX);
         let files = [("memory.max", "5"), ("memory.current", "1"), ("memory.stat", stat.as_str())];
         assert_eq!(usage(Version::Two, &files).map(|usage| usage.files), Some(Bytes(u64::MAX)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_believed_or_feared(text in "([0-9]{0,3}:[a-z,]{0,8}:[/.a-z0-9\\PC]{0,20}\n?|\\PC{0,20}){0,6}", stat in "\\PC{0,60}") {
+            for group in groups(&text, Path::new("/r")) {
+                prop_assert!(group.directory.starts_with("/r"));
+                prop_assert!(!group.directory.components().any(|part| part == Component::ParentDir));
+                let limit = group.limit(&|_| Some(stat.clone()));
+                prop_assert_eq!(limit, stat.trim().parse().ok().map(Bytes));
+                group.usage(&|_| Some(stat.clone()));
+            }
+        }
     }
 }

@@ -41,6 +41,8 @@ pub struct HostStoreBuilder {
     slab: SlabLock,
     report: StoreReport,
     threads: Option<Arc<ThreadPool>>,
+    /// The registrations of the group that is being placed.
+    pending: Vec<Arc<Registered>>,
     cancelled: bool,
 }
 
@@ -48,7 +50,6 @@ pub struct HostStoreBuilder {
 struct Group<'a> {
     sources: &'a [SourceTensor],
     homes: Vec<Option<Home>>,
-    registered: Vec<Arc<Registered>>,
 }
 
 impl HostStoreBuilder {
@@ -66,6 +67,7 @@ impl HostStoreBuilder {
             files: Files::default(),
             report: StoreReport::default(),
             threads: None,
+            pending: Vec::new(),
             cancelled: false,
             options,
         }
@@ -89,7 +91,11 @@ impl HostStoreBuilder {
     /// registration is no error: the next level is used, and the report says why.
     pub fn place(&mut self, group: &[SourceTensor]) -> Result<Vec<Placed>> {
         let placed = self.place_group(group);
-        self.cancelled |= matches!(placed, Err(HostError::Cancelled));
+        match placed {
+            // What was registered goes with the builder, on a thread of its own.
+            Err(HostError::Cancelled) => self.cancelled = true,
+            _ => self.pending.clear(),
+        }
         placed
     }
 
@@ -120,12 +126,12 @@ impl HostStoreBuilder {
         self.registrar.watch.check()?;
         release::wait(&self.registrar.watch)?;
         check(sources, &self.places, self.line)?;
-        let mut group = Group { sources, homes: vec![None; sources.len()], registered: Vec::new() };
+        let mut group = Group { sources, homes: vec![None; sources.len()] };
         self.lock_in_place(&mut group)?;
         self.lock_files(&mut group)?;
         let slab = self.copy_into_slab(&mut group)?;
         // Nothing fails from here on.
-        for registered in group.registered {
+        for registered in self.pending.drain(..) {
             self.places.locked.insert(registered);
         }
         for (source, home) in sources.iter().zip(group.homes) {
@@ -179,7 +185,7 @@ impl HostStoreBuilder {
         let mut whole: Vec<Range<u64>> = run.members.iter().map(|&index| tensors[index].clone()).collect();
         whole.sort_unstable_by_key(|bytes| bytes.start);
         let whole = merged(whole);
-        let (registrar, homes, registered) = (&self.registrar, &mut group.homes, &mut group.registered);
+        let (registrar, homes, registered) = (&self.registrar, &mut group.homes, &mut self.pending);
         let sources = group.sources;
         self.ladder.lock(run.pages.clone(), Cut::Whole(&whole), &mut |pages| {
             let inside = |index: &&usize| pages.contains(&tensors[**index].start);
@@ -214,11 +220,11 @@ impl HostStoreBuilder {
         let tensors: Vec<&FileBytes> = wanted.iter().map(|(_, bytes)| bytes).collect();
         let request =
             Request { registrar: &self.registrar, threads: &threads, shortest: self.options.min_mapped };
-        let Mapped { bytes, registered, refusals } = self.files.lock(&tensors, &mut self.ladder, &request)?;
+        let Mapped { bytes, refusals } =
+            self.files.lock(&tensors, &mut self.ladder, &request, &mut self.pending)?;
         for ((index, _), bytes) in wanted.iter().zip(bytes) {
             group.homes[*index] = bytes.map(Home::Mapped);
         }
-        group.registered.extend(registered);
         let next = if self.levels.slab { HostLevel::Slab } else { HostLevel::File };
         for reason in refusals {
             self.report.step_down(HostLevel::Mapped, next, reason);
@@ -317,10 +323,11 @@ impl Drop for HostStoreBuilder {
             return;
         }
         // Unlocking takes 10 ms a GiB and freeing more; whoever ended the work wants to go on.
-        let (slab, places) = (self.take_slab(), std::mem::take(&mut self.places));
+        let (slab, places, pending) =
+            (self.take_slab(), std::mem::take(&mut self.places), std::mem::take(&mut self.pending));
         release::behind(move || {
             slab.abandon();
-            drop(places);
+            drop((places, pending));
         });
     }
 }

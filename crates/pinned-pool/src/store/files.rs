@@ -30,7 +30,6 @@ pub(super) struct Files(Vec<(Arc<SourceFile>, Option<Arc<SharedMap>>)>);
 pub(super) struct Mapped {
     /// For each tensor, where the copy engine reads it, if all of it is locked.
     pub(super) bytes: Vec<Option<HostBytes>>,
-    pub(super) registered: Vec<Arc<Registered>>,
     /// Why some are not.
     pub(super) refusals: Vec<HostError>,
 }
@@ -44,15 +43,16 @@ pub(super) struct Request<'a> {
 }
 
 impl Files {
-    /// Locks what can be locked of `tensors`, those of one file that touch as one run.
+    /// Locks what can be locked of `tensors`, those of one file that touch as one run, and adds to `registered`.
     ///
     /// # Errors
-    /// If a file has changed or cannot be read, or the work was ended. Nothing that was locked for it stays so.
+    /// If a file has changed or cannot be read, or the work was ended.
     pub(super) fn lock(
         &mut self,
         tensors: &[&FileBytes],
         ladder: &mut Ladder,
         request: &Request<'_>,
+        registered: &mut Vec<Arc<Registered>>,
     ) -> Result<Mapped> {
         let mut mapped = Mapped { bytes: vec![None; tensors.len()], ..Mapped::default() };
         let mut left: Vec<usize> = (0..tensors.len()).collect();
@@ -62,7 +62,8 @@ impl Files {
                 left.into_iter().partition(|&index| Arc::ptr_eq(tensors[index].file(), &file));
             left = others;
             if let Some(map) = self.map(&file, request.registrar, &mut mapped.refusals)? {
-                lock_file(&map, tensors, &ours, ladder, request, &mut mapped)?;
+                let file = Locking { map: &map, ladder: &mut *ladder, request, registered: &mut *registered };
+                file.lock(tensors, &ours, &mut mapped)?;
             }
         }
         Ok(mapped)
@@ -91,73 +92,82 @@ impl Files {
     }
 }
 
-/// Locks tensors of one file, given by their positions.
-fn lock_file(
-    map: &Arc<SharedMap>,
-    tensors: &[&FileBytes],
-    ours: &[usize],
-    ladder: &mut Ladder,
-    request: &Request<'_>,
-    mapped: &mut Mapped,
-) -> Result<()> {
-    let pages = |index: usize| {
-        let bytes = tensors[index];
-        map.pages(&(bytes.offset()..bytes.offset() + bytes.size().0))
-    };
-    let mut wanted = Ranges::default();
-    for &index in ours {
-        wanted.insert(pages(index));
-    }
-    let mut locked = Ranges::default();
-    for run in wanted.iter().filter(|run| run.end - run.start >= request.shortest.0) {
-        let _turn = map.turn(&request.registrar.watch)?;
-        let (shared, missing) = map.locked(&run, &request.registrar.watch)?;
-        for registered in &shared {
-            locked.insert(range(registered));
+/// One file's tensors being locked.
+struct Locking<'a> {
+    map: &'a Arc<SharedMap>,
+    ladder: &'a mut Ladder,
+    request: &'a Request<'a>,
+    registered: &'a mut Vec<Arc<Registered>>,
+}
+
+impl Locking<'_> {
+    /// Locks tensors, given by their positions.
+    fn lock(mut self, tensors: &[&FileBytes], ours: &[usize], mapped: &mut Mapped) -> Result<()> {
+        let pages: Vec<Range<u64>> = ours.iter().map(|&index| self.pages(tensors[index])).collect();
+        let mut wanted = Ranges::default();
+        for pages in &pages {
+            wanted.insert(pages.clone());
         }
-        mapped.registered.extend(shared);
+        for run in wanted.iter().filter(|run| run.end - run.start >= self.request.shortest.0) {
+            let before = self.registered.len();
+            self.lock_run(&run, mapped)?;
+            let mut locked = Ranges::default();
+            for piece in &self.registered[before..] {
+                locked.insert(range(piece));
+            }
+            let mut used = Ranges::default();
+            for (&index, pages) in ours.iter().zip(&pages) {
+                let whole = locked.holding(pages.start).is_some_and(|found| found.end >= pages.end);
+                if whole && run.contains(&pages.start) {
+                    let bytes = tensors[index];
+                    mapped.bytes[index] = Some(self.map.bytes(bytes.offset(), bytes.size()));
+                    used.insert(pages.clone());
+                }
+            }
+            // What holds only a part of a tensor that goes elsewhere is of no use, and leaves its room to the next run.
+            let found = self.registered.split_off(before);
+            self.registered.extend(found.into_iter().filter(|piece| used.overlaps(range(piece))));
+        }
+        Ok(())
+    }
+
+    fn pages(&self, bytes: &FileBytes) -> Range<u64> {
+        self.map.pages(&(bytes.offset()..bytes.offset() + bytes.size().0))
+    }
+
+    /// Locks what is not locked yet of a run.
+    fn lock_run(&mut self, run: &Range<u64>, mapped: &mut Mapped) -> Result<()> {
+        let map = self.map;
+        let _turn = map.turn(&self.request.registrar.watch)?;
+        let (shared, missing) = map.locked(run, &self.request.registrar.watch)?;
+        self.registered.extend(shared);
         for part in missing {
-            let done = lock_part(map, part, ladder, request, &mut |registered| {
-                locked.insert(range(&registered));
-                mapped.registered.push(registered);
-            });
-            match done {
+            match self.lock_part(part) {
                 Ok(()) => {}
                 Err(reason) if is_refusal(&reason) => mapped.refusals.push(reason),
                 Err(error) => return Err(error),
             }
         }
-    }
-    for &index in ours {
-        let pages = pages(index);
-        if locked.holding(pages.start).is_some_and(|run| run.end >= pages.end) {
-            mapped.bytes[index] = Some(map.bytes(tensors[index].offset(), tensors[index].size()));
-        }
-    }
-    Ok(())
-}
-
-fn lock_part(
-    map: &Arc<SharedMap>,
-    part: Range<u64>,
-    ladder: &mut Ladder,
-    request: &Request<'_>,
-    locked: &mut dyn FnMut(Arc<Registered>),
-) -> Result<()> {
-    let asked = Bytes(part.end - part.start);
-    // Pinned pages of the page cache cannot be taken back: exceeding a group's limit is a kill.
-    if let Some(room) = memory_room().filter(|room| *room < asked) {
-        return Err(HostError::NoRoom { asked, room });
-    }
-    ladder.lock(part, Cut::Anywhere, &mut |pages| {
-        cache(map, &pages, request.threads, &request.registrar.watch)?;
-        let register = |keep| {
-            // SAFETY: whole pages of a mapping that is shared and read-only, and that `keep` keeps.
-            unsafe { request.registrar.register(pages.clone(), Pages::File, keep) }
-        };
-        locked(map.lock(pages.clone(), register)?);
         Ok(())
-    })
+    }
+
+    fn lock_part(&mut self, part: Range<u64>) -> Result<()> {
+        let asked = Bytes(part.end - part.start);
+        // Pinned pages of the page cache cannot be taken back: exceeding a group's limit is a kill.
+        if let Some(room) = memory_room().filter(|room| *room < asked) {
+            return Err(HostError::NoRoom { asked, room });
+        }
+        let (map, registrar, registered) = (self.map, self.request.registrar, &mut *self.registered);
+        self.ladder.lock(part, Cut::Anywhere, &mut |pages| {
+            cache(map, &pages, self.request.threads, &registrar.watch)?;
+            let register = |keep| {
+                // SAFETY: whole pages of a mapping that is shared and read-only, and that `keep` keeps.
+                unsafe { registrar.register(pages.clone(), Pages::File, keep) }
+            };
+            registered.push(map.lock(pages.clone(), register)?);
+            Ok(())
+        })
+    }
 }
 
 /// Brings pages of a file into the page cache, on all threads.
