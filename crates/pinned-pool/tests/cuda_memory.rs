@@ -179,7 +179,7 @@ fn a_file_is_read_where_the_page_cache_has_it_also_when_it_is_cut_short() {
     let file = SourceFile::open(named.path()).unwrap();
     // Neither begins nor ends with a page; in pieces of 8 MiB.
     let (from, to) = (1003, size - 77);
-    let options = StoreOptions { piece: Bytes::mib(8), ..StoreOptions::default() };
+    let options = StoreOptions { piece: Bytes::mib(8), chunk: Bytes::mib(8), ..StoreOptions::default() };
     let mut builder = HostStore::builder(Arc::clone(&driver), Bytes(size), options);
     let source = FileBytes::new(&file, from, Bytes(to - from)).unwrap();
     builder.place(&[SourceTensor::new(0, 512, source)]).unwrap();
