@@ -11,7 +11,7 @@ import torch
 from offload_files import Small, encoded, same, small, weights, write
 from torch import nn
 
-from weightstream import ConfigError, LoadingCancelled, NotAvailableError, WeightsError, offload
+from weightstream import CheckpointError, ConfigError, LoadingCancelled, NotAvailableError, WeightsError, offload
 
 transformers = pytest.importorskip("transformers")
 
@@ -150,6 +150,27 @@ def test_old_t5_names_mean_the_encoder(tmp_path: Path) -> None:
     offload.save_model(model, tmp_path / "t5.safetensors", config_file_path=tmp_path / "t5.json")
     loaded = offload.fast_load_transformers_model(tmp_path / "t5.safetensors", default_dtype=None)
     assert type(loaded) is transformers.T5EncoderModel and fits(loaded, model)
+
+
+def test_names_in_the_hubs_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    repository = tmp_path / "hub" / "models--someone--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "blobs").mkdir()
+    snapshot = repository / "snapshots" / "abc"
+    llama().save_pretrained(snapshot, max_shard_size="4KB")
+    for number, file in enumerate(list(snapshot.iterdir())):
+        file.rename(repository / "blobs" / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    loaded = offload.fast_load_transformers_model(
+        "someone/model/model.safetensors.index.json", default_dtype=None, forcedConfigPath=snapshot
+    )
+    assert fits(loaded, llama())
+    with pytest.raises(CheckpointError, match="does not exist, here or in the local cache"):
+        offload.load_sd("someone/model/other.safetensors")
 
 
 def test_refusals_and_aborts_while_building(tmp_path: Path) -> None:

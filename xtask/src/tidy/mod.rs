@@ -128,7 +128,8 @@ fn files() -> Result<Vec<SourceFile>> {
     paths.dedup();
     let read = |path: &str| {
         // A file deleted but still listed, or one that is not text, has nothing to check.
-        let text = fs::read_to_string(workspace::root().join(path)).ok().filter(|text| !text.contains('\0'))?;
+        let text =
+            fs::read_to_string(workspace::root().join(path)).ok().filter(|text| !text.contains('\0'))?;
         Some(SourceFile { path: path.to_owned(), text })
     };
     Ok(paths.into_iter().filter_map(read).collect())

@@ -55,9 +55,8 @@ fn check(
     let mut targets: Vec<_> = targets.collect();
     let names: Vec<_> = (0..ranges.len()).map(|i| format!("t{i}")).collect();
     let jobs = ranges.iter().zip(&mut targets).zip(&names);
-    let mut jobs: Vec<_> = jobs
-        .map(|(((at, _), target), name)| ReadJob { name, file, offset: *at as u64, target: &mut **target })
-        .collect();
+    let mut jobs: Vec<_> =
+        jobs.map(|(((at, _), target), name)| ReadJob { name, file, offset: *at as u64, target }).collect();
     let report = read_past(&mut jobs, &ReadOptions { mode, ..ReadOptions::default() }, gate)?;
     for ((at, size), target) in ranges.iter().zip(&targets) {
         assert!(**target == bytes[*at..at + size], "{mode:?}: {size} bytes at {at} differ");
