@@ -77,7 +77,7 @@ def staged(file, spec):
     for pinned in (True, False):
         model = empty(spec["blocks"])
         offload.load_model_data(model, str(file), writable_tensors=False, default_dtype=None)
-        with weightstream.attach(model, device=place.WEIGHTS, budget=spec["budget"], pinned=pinned) as attachment:
+        with weightstream.attach(model, device=place.WEIGHTS, budget=spec["budget"], pinned_memory=pinned) as attachment:
             for seq in spec["seqs"]:
                 inputs = dit.inputs(seq)
                 for _ in range(3):
