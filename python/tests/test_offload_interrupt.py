@@ -8,6 +8,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import torch
+from offload_files import empty, small
+from torch import nn
+
+from weightstream import offload
+
 SCRIPT = """
     import os, signal, sys
     import torch
@@ -41,11 +47,6 @@ SCRIPT = """
 
 
 def test_an_interrupt_ends_a_conversion(tmp_path: Path) -> None:
-    import torch
-    from torch import nn
-
-    from weightstream import offload
-
     torch.manual_seed(0)
     offload.save_model(
         nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(3)]), tmp_path / "x.safetensors"
@@ -57,11 +58,6 @@ def test_an_interrupt_ends_a_conversion(tmp_path: Path) -> None:
 
 
 def test_loads_give_back_everything(tmp_path: Path) -> None:
-    import torch
-    from offload_files import empty, small
-
-    from weightstream import offload
-
     offload.save_model(small(), tmp_path / "x.safetensors")
     torch.save(small().state_dict(), tmp_path / "z.pt")
 
