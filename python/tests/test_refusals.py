@@ -272,16 +272,16 @@ def test_a_failure_half_way_leaves_the_model_plain(place: str, monkeypatch: pyte
         def __init__(self, plan: object) -> None:
             self.plan, self.calls = plan, 0
 
-        def source(self, tensors: list) -> list:
+        def source(self, tensors: list, *watch: object) -> list:
             self.calls += 1
             if place == "source" and self.calls == 3:
                 raise DeviceError("source")
-            return self.plan.source(tensors)
+            return self.plan.source(tensors, *watch)
 
-        def start(self) -> object:
+        def start(self, *watch: object) -> object:
             if place == "start":
                 raise DeviceError("start")
-            return self.plan.start()
+            return self.plan.start(*watch)
 
     def fail(*_: object) -> None:
         raise DeviceError(place)

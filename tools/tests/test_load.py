@@ -35,6 +35,7 @@ def test_the_page_says_what_was_measured_and_missed():
         "cpu": "a processor",
         "cores": 2,
         "kernel": "6.0",
+        "load_average": 1.0,
         "versions": {"torch": "2.0"},
         "file_bytes": 1_000_000_000,
         "rounds": [ROW],

@@ -110,7 +110,7 @@ impl Staging {
         let (before, copy) = (std::mem::take(&mut self.before), self.copy.take());
         let staged = copy.as_ref().map_or(Bytes::ZERO, |copy| copy.staged_bytes());
         stats.staged_bytes += staged.0;
-        let ticket = if staged == Bytes::ZERO && self.line.is_clear() {
+        let ticket = if staged == Bytes::ZERO && self.line.is_open() {
             for step in &before {
                 step.submit(stream)?;
             }

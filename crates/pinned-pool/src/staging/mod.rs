@@ -6,7 +6,7 @@
 //!                                              free again once the mark behind the copy is reached
 //! ```
 //!
-//! One ring a device in a process, at most 256 MiB by default, shared by all who need it. `queue.rs` decides who does what
+//! One ring a device in a process, at most 128 MiB by default, shared by all who need it. `queue.rs` decides who does what
 //! next and knows no thread; `threads.rs` does it; `device.rs` is what is done. `cut.rs` works out chunks, `read.rs` fills
 //! them.
 //!

@@ -48,7 +48,7 @@ fn of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///   wait_submitted                                           ┴ the host goes on: the record is on the stream
 /// ```
 ///
-/// While jobs are not all submitted ([`is_clear`](Self::is_clear)), nothing else may be submitted to the stream.
+/// Nothing else may be submitted to the stream unless the line [is open](Self::is_open).
 ///
 /// **Waits.** A job waits on the stream for events recorded before it was given; so whatever the host waits for here is
 /// reads, and device work that was submitted earlier: it ends.
@@ -161,6 +161,11 @@ impl StagingLine {
     /// Whether everything given was submitted.
     pub fn is_clear(&self) -> bool {
         self.process == std::process::id() && self.ring.is_clear(self.id)
+    }
+
+    /// Whether others may submit to the stream now: everything given was submitted, and no wait is missing.
+    pub fn is_open(&self) -> bool {
+        self.check().is_ok() && self.ring.is_open(self.id)
     }
 
     /// Blocks until everything given was submitted or has failed.

@@ -14,7 +14,7 @@ use std::fmt::Debug;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::queue::{Fate, LineId, Next, Queue, Step};
+use super::queue::{Fate, Flight, LineId, Next, Queue, Step};
 use super::sync::{Arc, Condvar, Mutex, MutexGuard, lock, thread, wait};
 use crate::error::{HostError, Result};
 
@@ -111,6 +111,11 @@ impl<D: Device> Threads<D> {
     /// Whether everything given to a line was submitted.
     pub(super) fn is_clear(&self, line: LineId) -> bool {
         self.queue().is_clear(line)
+    }
+
+    /// Whether others may submit to a line's stream now.
+    pub(super) fn is_open(&self, line: LineId) -> bool {
+        self.queue().is_open(line)
     }
 
     /// Blocks until everything given to a line was submitted or has failed.
@@ -262,14 +267,15 @@ impl<D: Device> Shared<D> {
     }
 
     /// Which of these slots the device has done with, and of which it cannot tell.
-    fn ask(&self, slots: &[u32]) -> (Vec<u32>, Vec<(u32, HostError)>) {
+    fn ask(&self, flights: &[Flight]) -> (Vec<Flight>, Vec<(Flight, HostError)>) {
         let (mut reached, mut lost) = (Vec::new(), Vec::new());
-        for &slot in slots {
+        for &flight in flights {
             // A refusal may pass.
-            match self.device.is_reached(slot).or_else(|_| self.device.is_reached(slot)) {
-                Ok(true) => reached.push(slot),
+            let ask = || self.device.is_reached(flight.slot);
+            match ask().or_else(|_| ask()) {
+                Ok(true) => reached.push(flight),
                 Ok(false) => {}
-                Err(error) => lost.push((slot, error)),
+                Err(error) => lost.push((flight, error)),
             }
         }
         (reached, lost)

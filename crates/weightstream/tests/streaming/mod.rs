@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use pinned_pool::TransferStream;
 use weightstream::{
-    BlockId, Budget, Bytes, Driver, EngineOptions, HostBytes, Offloader, OffloaderBuilder, StoreOptions,
-    TensorId, UnitId,
+    BlockId, Budget, Bytes, Driver, EngineOptions, HostBytes, Levels, Offloader, OffloaderBuilder,
+    StoreOptions, TensorId, UnitId,
 };
 
 /// A tensor and what it must read as.
@@ -167,15 +167,17 @@ pub fn suite(driver: &Arc<dyn Driver>, unit: usize) {
     let whole = model.bytes();
     for share in [45, 60, 80, 200] {
         let budget = whole * share / 100;
-        for slab_only in [false, true] {
-            let store =
-                StoreOptions { slab_only, min_in_place: Bytes(unit as u64), ..StoreOptions::default() };
+        // Where the bytes are page-locked: as far as possible in place, in a slab, nowhere.
+        for (slab_only, levels) in [(false, Levels::ALL), (true, Levels::ALL), (false, Levels::NONE)] {
+            let min_in_place = Bytes(unit as u64);
+            let store = StoreOptions { slab_only, levels, min_in_place, ..StoreOptions::default() };
             let mut attached = attach(driver, &model, budget, store);
             let all = attached.all();
             attached.step(&all);
             attached.step(&all);
             let stats = attached.offloader.stats();
             assert_eq!(stats.copies == 0, share == 200, "{share} % copied {} units", stats.copies);
+            assert_eq!(stats.staged_bytes > 0, levels == Levels::NONE);
             attached.step(&[0, 1, 1, 3, 7, 2, 10]);
             attached.step(&[]);
             attached.step(&all);

@@ -16,6 +16,7 @@ use crate::units::Units;
 
 /// A run in which each call may fail once: what failed is done again, and must succeed then.
 struct Run {
+    fault: Option<(Verb, u64)>,
     faults: usize,
 }
 
@@ -53,7 +54,7 @@ impl Run {
                     _ = rig.end();
                     rig.finish().unwrap();
                 }
-                Err(failure) => panic!("attempt {attempt}: {failure:?}"),
+                Err(failure) => panic!("{:?}, attempt {attempt}: {failure:?}", self.fault),
             }
         }
     }
@@ -69,7 +70,7 @@ fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>
     if let Some((verb, index)) = fault {
         device.fail(verb, index);
     }
-    let mut run = Run { faults: 0 };
+    let mut run = Run { fault, faults: 0 };
     let mut rig = run.again(|| {
         let rig = Rig::on(desc, plans[0].clone(), limit, &host, &device);
         if rig.is_err() {

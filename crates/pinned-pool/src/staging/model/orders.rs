@@ -4,14 +4,19 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::device::World;
 use crate::error::HostError;
-use crate::staging::queue::{Fate, LineId, Mutant, Next, Place, Queue, Step, Turn};
+use crate::staging::queue::{Fate, Flight, LineId, Mutant, Next, Place, Queue, Step, Turn};
 
 /// What a thread is in the middle of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Doing {
     Filling(Place),
     Submitting(Turn),
-    Polling(Vec<u32>),
+    Polling(Vec<Flight>),
+    /// Was answered and has not said so yet.
+    Landing(Vec<Flight>),
+    /// As those two, by somebody who is no thread of the ring.
+    Asking(Vec<Flight>),
+    Answered(Vec<Flight>),
 }
 
 /// What may go wrong or be called off once, at any moment.
@@ -22,6 +27,8 @@ enum Trouble {
     Begin,
     Copy(Fate),
     Cancel,
+    /// Somebody else asks which slots were reached.
+    Reap,
 }
 
 #[derive(Debug, Clone)]
@@ -68,12 +75,13 @@ impl State {
                 found.push(next);
             }
         };
-        if self.doing.len() < threads {
+        let outside = |doing: &&Doing| matches!(doing, Doing::Asking(_) | Doing::Answered(_));
+        if self.doing.len() - self.doing.iter().filter(outside).count() < threads {
             follow(&Self::take);
         }
         for index in 0..self.doing.len() {
             follow(&|state| state.finish(index, false));
-            if !matches!(self.trouble, Trouble::None | Trouble::Cancel) {
+            if !matches!(self.trouble, Trouble::None | Trouble::Cancel | Trouble::Reap) {
                 follow(&|state| state.finish(index, true));
             }
         }
@@ -82,6 +90,9 @@ impl State {
                 state.world.run(line);
                 true
             });
+        }
+        if self.trouble == Trouble::Reap {
+            follow(&Self::reap);
         }
         if self.trouble == Trouble::Cancel {
             follow(&|state| state.cancel(1));
@@ -144,17 +155,37 @@ impl State {
                 self.queue.submitted(turn, Fate::Flying, Ok(()));
                 self.queue.done(turn.line);
             }
-            (Doing::Polling(slots), _) if !fails => {
-                let reached = |&slot: &u32| self.world.is_reached(slot);
-                let reached: Vec<u32> = slots.iter().copied().filter(reached).collect();
-                self.queue.polled(&reached, &[]);
+            (Doing::Polling(flights), _) if !fails => {
+                let reached = self.reached(&flights);
+                self.doing.push(Doing::Landing(reached));
+                self.doing.sort();
             }
+            (Doing::Landing(reached), _) if !fails => self.queue.polled(&reached, &[]),
+            (Doing::Asking(flights), _) if !fails => {
+                let reached = self.reached(&flights);
+                self.doing.push(Doing::Answered(reached));
+                self.doing.sort();
+            }
+            (Doing::Answered(reached), _) if !fails => self.queue.land(&reached, &[]),
             _ => return false,
         }
         if fails {
             self.trouble = Trouble::None;
         }
         true
+    }
+
+    fn reached(&self, flights: &[Flight]) -> Vec<Flight> {
+        flights.iter().copied().filter(|flight| self.world.is_reached(flight.slot)).collect()
+    }
+
+    /// Somebody else begins to ask.
+    fn reap(&mut self) -> bool {
+        self.trouble = Trouble::None;
+        let flights = self.queue.flying(1);
+        self.doing.push(Doing::Asking(flights.clone()));
+        self.doing.sort();
+        !flights.is_empty()
     }
 
     fn submit(&mut self, turn: Turn) {
@@ -230,11 +261,12 @@ fn explore(case: &Case, mutant: Option<Mutant>, trouble: Trouble) -> Result<usiz
     Ok(seen.len())
 }
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     Case { lines: &[&[2, 1]], slots: 2, threads: 2 },
     Case { lines: &[&[3], &[1]], slots: 2, threads: 2 },
     Case { lines: &[&[0, 2], &[1]], slots: 1, threads: 2 },
     Case { lines: &[&[2, 2]], slots: 3, threads: 3 },
+    Case { lines: &[&[1, 1, 1]], slots: 2, threads: 2 },
 ];
 
 #[test]
@@ -252,6 +284,7 @@ fn every_order_is_right_when_something_fails_or_is_cancelled() {
         Trouble::Copy(Fate::Unused),
         Trouble::Copy(Fate::Lost),
         Trouble::Cancel,
+        Trouble::Reap,
     ] {
         for case in &CASES {
             explore(case, None, trouble).unwrap_or_else(|wrong| panic!("{trouble:?}: {wrong}"));
@@ -261,10 +294,16 @@ fn every_order_is_right_when_something_fails_or_is_cancelled() {
 
 #[test]
 fn every_mistake_is_noticed() {
-    for mutant in
-        [Mutant::ReuseEarly, Mutant::EndEarly, Mutant::SkipBegin, Mutant::SubmitTogether, Mutant::WaitShort]
-    {
-        let noticed = CASES.iter().any(|case| explore(case, Some(mutant), Trouble::None).is_err());
+    for (mutant, trouble) in [
+        (Mutant::ReuseEarly, Trouble::None),
+        (Mutant::EndEarly, Trouble::None),
+        (Mutant::SkipBegin, Trouble::None),
+        (Mutant::SubmitTogether, Trouble::None),
+        (Mutant::WaitShort, Trouble::None),
+        (Mutant::DropWaits, Trouble::Read),
+        (Mutant::StaleAnswer, Trouble::Reap),
+    ] {
+        let noticed = CASES.iter().any(|case| explore(case, Some(mutant), trouble).is_err());
         assert!(noticed, "{mutant:?} went unnoticed");
     }
 }

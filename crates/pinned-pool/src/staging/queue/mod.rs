@@ -23,7 +23,7 @@ use crate::error::{HostError, Result};
 
 #[cfg(test)]
 pub(super) use types::Mutant;
-pub(super) use types::{Fate, LineId, Next, Place, Step, Turn};
+pub(super) use types::{Fate, Flight, LineId, Next, Place, Step, Turn};
 use types::{Job, Line};
 
 /// How many failures of a line are kept for those who ask: more than anybody gives jobs ahead.
@@ -39,7 +39,9 @@ pub(super) struct Queue<J> {
     lines: BTreeMap<LineId, Line<J>>,
     next_line: LineId,
     /// Flying slots of lines that are gone.
-    orphans: Vec<u32>,
+    orphans: Vec<Flight>,
+    /// How often each slot was submitted.
+    flights: Vec<u64>,
     /// The line whose chunk was given to a thread last.
     turn: LineId,
     polling: bool,
@@ -58,6 +60,7 @@ impl<J: Clone> Queue<J> {
             lines: BTreeMap::new(),
             next_line: 1,
             orphans: Vec::new(),
+            flights: vec![0; slots as usize],
             turn: 0,
             polling: false,
             stopping: false,
@@ -141,11 +144,13 @@ impl<J: Clone> Queue<J> {
     pub(super) fn submitted(&mut self, turn: Turn, fate: Fate, result: Result<()>) -> Option<J> {
         let line = self.lines.get_mut(&turn.line);
         if let Step::Copy { slot, .. } = turn.step {
+            let flight = Flight { slot, number: self.flights[slot as usize] };
+            self.flights[slot as usize] += 1;
             match (fate, line) {
                 #[cfg(test)]
                 (Fate::Flying, _) if self.mutant == Some(Mutant::ReuseEarly) => self.free.push(slot),
-                (Fate::Flying, Some(line)) => line.flying.push_back(slot),
-                (Fate::Flying, None) => self.orphans.push(slot),
+                (Fate::Flying, Some(line)) => line.flying.push_back(flight),
+                (Fate::Flying, None) => self.orphans.push(flight),
                 (Fate::Unused, _) => self.free.push(slot),
                 (Fate::Lost, _) => self.lose(result.as_ref().err()),
             }
@@ -181,39 +186,44 @@ impl<J: Clone> Queue<J> {
     }
 
     /// Slots were asked about. `reached` are free; `lost` are those whose mark the device cannot tell.
-    pub(super) fn polled(&mut self, reached: &[u32], lost: &[(u32, HostError)]) {
+    pub(super) fn polled(&mut self, reached: &[Flight], lost: &[(Flight, HostError)]) {
         self.polling = false;
         self.land(reached, lost);
     }
 
     /// As [`polled`](Self::polled), for slots that somebody else asked about.
-    pub(super) fn land(&mut self, reached: &[u32], lost: &[(u32, HostError)]) {
-        for &slot in reached {
-            if self.landed(slot) {
-                self.free.push(slot);
+    pub(super) fn land(&mut self, reached: &[Flight], lost: &[(Flight, HostError)]) {
+        for &flight in reached {
+            if self.landed(flight) {
+                self.free.push(flight.slot);
             }
         }
-        for (slot, why) in lost {
-            if self.landed(*slot) {
+        for (flight, why) in lost {
+            if self.landed(*flight) {
                 self.lose(Some(why));
             }
         }
     }
 
-    /// Whether a slot flew until now.
-    fn landed(&mut self, slot: u32) -> bool {
+    /// Whether this flight lasted until now. Whoever else asked may have ended it, and the slot may fly again.
+    fn landed(&mut self, flight: Flight) -> bool {
+        #[cfg(test)]
+        let stale = self.mutant == Some(Mutant::StaleAnswer);
+        #[cfg(not(test))]
+        let stale = false;
+        let is = |flying: &Flight| *flying == flight || stale && flying.slot == flight.slot;
         for line in self.lines.values_mut() {
-            if let Some(at) = line.flying.iter().position(|&flying| flying == slot) {
+            if let Some(at) = line.flying.iter().position(is) {
                 line.flying.remove(at);
                 return true;
             }
         }
-        let orphan = self.orphans.iter().position(|&orphan| orphan == slot);
+        let orphan = self.orphans.iter().position(is);
         orphan.map(|at| self.orphans.swap_remove(at)).is_some()
     }
 
     /// The slots of a line that may still be read by the device, the oldest first.
-    pub(super) fn flying(&self, line: LineId) -> Vec<u32> {
+    pub(super) fn flying(&self, line: LineId) -> Vec<Flight> {
         self.lines.get(&line).map_or_else(Vec::new, |line| line.flying.iter().copied().collect())
     }
 
@@ -243,6 +253,11 @@ impl<J: Clone> Queue<J> {
     /// Whether everything given to this line was submitted.
     pub(super) fn is_clear(&self, line: LineId) -> bool {
         self.lines.get(&line).is_none_or(|line| line.jobs.is_empty() && !line.submitting)
+    }
+
+    /// Whether a line's stream may be used by others now: everything was submitted, and no wait is missing.
+    pub(super) fn is_open(&self, id: LineId) -> bool {
+        self.is_clear(id) && self.lines.get(&id).is_some_and(|line| line.broken.is_none())
     }
 
     /// How a job's submission ended; `None` if it has not.
@@ -284,7 +299,7 @@ impl<J: Clone> Queue<J> {
     }
 
     /// All slots that the device may still read.
-    pub(super) fn all_flying(&self) -> Vec<u32> {
+    pub(super) fn all_flying(&self) -> Vec<Flight> {
         let lines = self.lines.values().flat_map(|line| line.flying.iter());
         lines.chain(&self.orphans).copied().collect()
     }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::Queue;
-use super::types::{Line, LineId, Next, Place, Step, Turn};
+use super::types::{Flight, Line, LineId, Next, Place, Step, Turn};
 #[cfg(test)]
 use super::{Mutant, types::Job};
 use crate::error::HostError;
@@ -26,7 +26,7 @@ impl<J: Clone> Queue<J> {
         if starved && !self.polling {
             let oldest = |line: &Line<J>| line.flying.front().copied();
             let oldest = self.lines.values().filter_map(oldest);
-            let slots: Vec<u32> = oldest.chain(self.orphans.iter().copied()).collect();
+            let slots: Vec<Flight> = oldest.chain(self.orphans.iter().copied()).collect();
             if !slots.is_empty() {
                 self.polling = true;
                 return Next::Poll(slots);

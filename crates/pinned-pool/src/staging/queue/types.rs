@@ -38,6 +38,14 @@ pub(in crate::staging) struct Turn {
     pub(in crate::staging) step: Step,
 }
 
+/// A slot submitted once: what is asked about one flight must not be taken for an answer about the slot's next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::staging) struct Flight {
+    pub(in crate::staging) slot: u32,
+    /// How often the slot was submitted before.
+    pub(in crate::staging) number: u64,
+}
+
 /// What has become of a slot whose copy was to be submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::staging) enum Fate {
@@ -59,7 +67,7 @@ pub(in crate::staging) enum Next<J> {
     /// Drop a job that has failed, then report with [`Queue::done`].
     Drop(LineId, J),
     /// Ask whether any of these slots, the oldest of each line, was reached; then report with [`Queue::polled`].
-    Poll(Vec<u32>),
+    Poll(Vec<Flight>),
     /// Nothing, until something changes.
     Idle,
     /// End the thread.
@@ -109,7 +117,7 @@ pub(super) struct Line<J> {
     /// Threads that do something for this line and may hold a job of it.
     pub(super) busy: u32,
     /// Slots submitted and not known to be reached, the oldest first.
-    pub(super) flying: VecDeque<u32>,
+    pub(super) flying: VecDeque<Flight>,
     /// Slots filled or being filled.
     pub(super) taken: u32,
     /// Why jobs failed, until somebody asks.
@@ -144,4 +152,6 @@ pub(in crate::staging) enum Mutant {
     WaitShort,
     /// A job that cannot be read does not begin.
     DropWaits,
+    /// An answer about a slot is taken for any flight of it.
+    StaleAnswer,
 }
