@@ -29,6 +29,9 @@ HIDDEN_LIMIT, COPY_LIMIT, LOCK_LIMIT, LOCKED_LIMIT = 1.05, 0.9, 5.0, 1.03
 def main():
     """Measures, prints a table, writes the JSON."""
     options = parse()
+    if options.page:
+        options.out.write_text(page(json.loads(options.page.read_text()), options.page.name))
+        return 0
     probe = "import torch, sys; sys.exit(not torch.cuda.is_available())"
     if subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode:
         print("no usable GPU", file=sys.stderr)
@@ -38,6 +41,7 @@ def main():
     file = options.folder / "model.safetensors"
     try:
         result = {"bench": "ready", "commit": options.commit, "python": platform.python_version()}
+        result |= {"seqs": options.seqs, "budget": options.budget}
         result |= ask(process("write", file, blocks=options.blocks))
         result["ready"] = two_processes(file, options)
         result["staged"] = ask(process("staged", file, blocks=options.blocks, seqs=options.seqs, budget=options.budget))
@@ -58,6 +62,7 @@ def parse():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench-ready.json"), help="where the JSON goes")
+    parser.add_argument("--page", type=pathlib.Path, help="make the page of this result instead of measuring")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--blocks", type=int, default=19, help="of 703 MB each; 19 are 12.4 GiB")
     parser.add_argument("--budget", type=int, default=2_200_000_000)
@@ -159,6 +164,52 @@ def must_hold(result):
         {"what": what, "value": value, "limit": limit, "holds": value <= limit if most else value >= limit}
         for what, value, limit, most in lines
     ]
+
+
+def page(result, raw):
+    """The page in docs/performance."""
+    ready, second = result["ready"], result["ready"]["second"]
+    seconds = lambda row: " | ".join(f"{row[key]:.2f}" for key in ("load_s", "attach_s", "first_step_s", "ready_s"))  # noqa: E731
+    lines = [
+        "# From a checkpoint to a streaming model",
+        "",
+        f"Made by `cargo xtask bench ready --save` from [{raw}]({raw}); do not edit. Commit {result['commit']}.",
+        "",
+        f"A checkpoint of {result['file_bytes'] / 1e9:.1f} GB in the page cache; load maps it, attach page-locks it where the page",
+        "cache has it and uploads what is resident, then one step runs. Seconds; memory in MB.",
+        "",
+        "| process | load | attach | first step | in all | anonymous memory added |",
+        "|---|---|---|---|---|---|",
+        f"| alone | {seconds(ready)} | {ready['anonymous_added'] / 1e6:.0f} |",
+        f"| beside one that streams the same file | {seconds(second)} | {second['anonymous_added'] / 1e6:.0f} |",
+        "",
+        f"The second process adds {result['ready']['file_ram_added'] / 1e6:.0f} MB of file memory.",
+        "",
+        "Nothing locked but the staging ring, beside weights locked where they are; medians, in one process:",
+        "",
+        "| S | locked ms | staged ms | staged of locked | staged GB/s |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["staged"]["rows"]:
+        locked, staged = row["locked_ms"][1], row["staged_ms"][1]
+        rate = row["staged_bytes_per_second"] / 1e9
+        lines.append(f"| {row['seq']} | {locked:.1f} | {staged:.1f} | {row['staged_of_locked']:.3f} | {rate:.1f} |")
+    copied = result["staged"]["copy_bytes_per_second"] / 1e9
+    lines += ["", f"Eight threads read the file from the page cache into page-locked memory at {copied:.1f} GB/s.", ""]
+    if "lock" in result:
+        slabs = [row["slab"]["seconds"] for row in result["lock"]["ours"]]
+        torch_s, gigabytes = statistics.median(result["lock"]["torch_s"]), result["lock"]["bytes"] / 1e9
+        lines += [
+            f"Page-locking {gigabytes:.1f} GB: `torch.empty(pin_memory=True)` {torch_s:.2f} s, a slab, copying the bytes into it "
+            f"included, {statistics.median(slabs):.2f} s.",
+            "",
+        ]
+    lines += ["Must hold:", ""]
+    lines += [
+        f"- {line['what']}: {line['value']:.3f}, the limit is {line['limit']}: {'holds' if line['holds'] else 'missed'}"
+        for line in result["must_hold"]
+    ]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-//! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; `load` compares
+//! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; so does `ready`,
+//! which measures how soon a checkpoint streams, and how fast what is not page-locked does; `load` compares
 //! reading a checkpoint with safetensors' own reader and with the bare device (the code of both is in `tools/bench`);
 //! `plan` runs the criterion benches, which measure planning and the schedule on this CPU.
 //! Nothing but `--save` writes into the repository.
@@ -19,20 +20,20 @@ pub struct Args {
     /// The measurement.
     #[arg(value_enum)]
     name: Name,
-    /// Print one JSON object as the last line (`stream`, `load`).
+    /// Print one JSON object as the last line (`stream`, `load`, `ready`).
     #[arg(long)]
     json: bool,
-    /// Write the raw result and a table to docs/performance (`stream`, `load`).
+    /// Write the raw result and a table to docs/performance (`stream`, `load`, `ready`).
     #[arg(long)]
     save: bool,
-    /// Take the result from this file instead of measuring: one that `run.py bench stream --out FILE` of a GPU bundle
-    /// has written (`stream`).
+    /// Take the result from this file instead of measuring: one that `run.py bench NAME --out FILE` of a GPU bundle
+    /// has written.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
     /// GiB of the file that is read (`load`).
     #[arg(long)]
     size: Option<f64>,
-    /// Arguments passed on to tools/bench/stream.py or load.py, after `--`.
+    /// Arguments passed on to tools/bench/stream.py, load.py or ready.py, after `--`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -43,6 +44,8 @@ enum Name {
     Stream,
     /// Reading a checkpoint into RAM, on this machine's device and CPU.
     Load,
+    /// From a checkpoint in the page cache to a streaming model, and streaming what is not page-locked, on a GPU.
+    Ready,
     /// Planning and the schedule, on this CPU.
     Plan,
 }
@@ -53,6 +56,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Name::Plan => plan(),
         Name::Stream => stream(args),
         Name::Load => load(args),
+        Name::Ready => ready(args),
     }
 }
 
@@ -104,8 +108,7 @@ fn load(args: &Args) -> Result<ExitCode> {
     } else {
         let example = ["build", "--release", "--package", "checkpoint", "--example", "load"];
         process::run(workspace::cargo().args(example).args(workspace::locked()))?;
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-        let reader = workspace::root().join(target).join("release/examples/load");
+        let reader = examples().join("load");
         let out = workspace::root().join("target/bench-load.json");
         let mut python = script(&venv, "load.py");
         python.arg("--reader").arg(reader).arg("--out").arg(&out).args(["--commit", &workspace::commit()]);
@@ -129,6 +132,43 @@ fn load(args: &Args) -> Result<ExitCode> {
         println!("{}", value(&result)?);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs tools/bench/ready.py with the program that locks a slab.
+fn ready(args: &Args) -> Result<ExitCode> {
+    let venv = Venv::ensure(&[Requirements::Base])?;
+    let out = workspace::root().join("target/bench-ready.json");
+    let result = if let Some(file) = &args.from {
+        file.clone()
+    } else {
+        wheel::install_native(&venv)?;
+        let example = ["build", "--release", "--package", "pinned-pool", "--example", "lock_slab"];
+        process::run(workspace::cargo().args(example).args(workspace::locked()))?;
+        let mut python = script(&venv, "ready.py");
+        python.arg("--out").arg(&out).args(["--commit", &workspace::commit()]);
+        python.arg("--locker").arg(examples().join("lock_slab")).args(&args.rest);
+        let status = process::status(&mut python)?;
+        if !status.success() {
+            // 3 says that there is no usable GPU, as for gpu-gate.
+            return Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
+        }
+        out
+    };
+    if args.save {
+        let raw = keep(&result, "ready.json")?;
+        let page = raw.with_file_name("ready.md");
+        process::run(script(&venv, "ready.py").arg("--page").arg(&raw).arg("--out").arg(page))?;
+    }
+    if args.json {
+        println!("{}", value(&result)?);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where cargo puts example programs.
+fn examples() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    workspace::root().join(target).join("release/examples")
 }
 
 fn value(result: &Path) -> Result<serde_json::Value> {

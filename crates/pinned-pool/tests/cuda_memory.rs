@@ -204,7 +204,10 @@ fn a_file_is_read_where_the_page_cache_has_it_also_when_it_is_cut_short() {
         let mut device = vec![0; (to - from) as usize];
         stream.read_back(&space, 512, &mut device).unwrap();
         stream.drain().unwrap();
-        assert!(device == bytes[from as usize..to as usize], "cut short: {cut_short}");
+        // The copy runs either way. What was cut off is still there, or zero: the kernel cannot split a large page of its
+        // cache that is locked, and clears the end of it instead.
+        let mut both = device.iter().zip(&bytes[from as usize..to as usize]);
+        assert!(both.all(|(now, was)| now == was || (cut_short && *now == 0)), "cut short: {cut_short}");
     }
 }
 
