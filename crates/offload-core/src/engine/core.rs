@@ -295,10 +295,14 @@ impl Engine {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned: PoisonError<MutexGuard<'_, State>>| {
-            // A panic in the middle of a call leaves it half done, as a failure of the driver does.
+            // A panic in the middle of a call leaves it half done, as a failure of the driver does; it may also have taken
+            // the staging ring's copies with it, so that the plan is put in place anew.
             let mut state = poisoned.into_inner();
             self.state.clear_poison();
             state.failed = true;
+            if state.pending.is_none() {
+                state.pending = Some(Arc::clone(&state.plan));
+            }
             state
         })
     }

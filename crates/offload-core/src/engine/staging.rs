@@ -149,13 +149,13 @@ impl Staging {
         Ok(())
     }
 
-    /// Submits what was put together so far, and blocks until all jobs are submitted.
+    /// Submits what was put together so far, and blocks until all jobs are submitted. An error if its waits were not, or
+    /// others before them.
     pub(super) fn flush(&mut self) -> Result<()> {
         let before = std::mem::take(&mut self.before);
-        if !before.is_empty() {
-            self.line.submit(StagedJob { before, ..StagedJob::default() })?;
-        }
-        Ok(self.line.wait_clear()?)
+        let ticket = self.line.submit(StagedJob { before, ..StagedJob::default() })?;
+        self.line.wait_submitted(ticket)?;
+        Ok(())
     }
 
     /// Forgets all jobs that are not submitted. Blocks until no thread is at work for this engine.
