@@ -64,23 +64,31 @@ MODEL = """
 
 
 def test_a_process_that_never_detaches_ends() -> None:
-    python(MODEL + """
+    python(
+        MODEL
+        + """
     with torch.inference_mode():
         assert torch.equal(model(x), expected)
-    """)
+    """
+    )
 
 
 def test_a_process_that_ends_in_the_middle_of_a_forward_ends() -> None:
-    python(MODEL + """
+    python(
+        MODEL
+        + """
     import sys
     inner = model.blocks[3].forward
     model.blocks[3].forward = lambda h: sys.exit(0)
     model(x)
-    """)
+    """
+    )
 
 
 def test_without_assertions_it_works_the_same() -> None:
-    python(MODEL + """
+    python(
+        MODEL
+        + """
     with torch.inference_mode():
         for _ in range(3):
             if not torch.equal(model(x), expected):
@@ -88,11 +96,15 @@ def test_without_assertions_it_works_the_same() -> None:
     attachment.detach()
     if not torch.equal(model(x), expected):
         raise SystemExit(2)
-    """, "-O")
+    """,
+        "-O",
+    )
 
 
 def test_a_forked_child_ends_and_lets_the_model_go() -> None:
-    python(MODEL + """
+    python(
+        MODEL
+        + """
     import gc, os, signal
     with torch.inference_mode():
         model(x)
@@ -111,4 +123,5 @@ def test_a_forked_child_ends_and_lets_the_model_go() -> None:
             raise SystemExit(1)
     with torch.inference_mode():
         assert torch.equal(model(x), expected)
-    """)
+    """
+    )

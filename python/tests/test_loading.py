@@ -115,9 +115,7 @@ def test_attaching_holds_nothing_twice() -> None:
 def test_a_shared_device_serves_several_models() -> None:
     models = [transformer(4, seed=seed) for seed in (1, 2)]
     expected = [run(model, inputs()) for model in models]
-    attachments = [
-        weightstream.attach(model, device=host(), budget=int(weight_bytes(model) * 0.5)) for model in models
-    ]
+    attachments = [weightstream.attach(model, device=host(), budget=int(weight_bytes(model) * 0.5)) for model in models]
     for _ in range(3):
         for model, want in zip(models, expected):
             assert same_bits(run(model, inputs()), want)

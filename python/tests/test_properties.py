@@ -164,9 +164,7 @@ def test_any_model_under_any_budget(case: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_most_cases_stream_every_unit_twice(request: pytest.FixtureRequest) -> None:
-    selected = sum(
-        getattr(item, "function", None) is test_any_model_under_any_budget for item in request.session.items
-    )
+    selected = sum(getattr(item, "function", None) is test_any_model_under_any_budget for item in request.session.items)
     if selected < CASES:
         pytest.skip(f"{selected} of {CASES} cases were asked for")
     assert len(_twice) == CASES, "some cases failed, or ran in another process"

@@ -69,7 +69,7 @@ class Device:
         """An emulated device."""
     @property
     def kind(self) -> str:
-        """"cuda" or "host"."""
+        """ "cuda" or "host"."""
     @property
     def ordinal(self) -> int:
         """Which one, as the driver numbers them."""

@@ -204,11 +204,15 @@ class Recorder(TorchDispatchMode):
         kind = self._kinds.get(func)
         if kind is None:
             schema = getattr(func, "_schema", None)
-            aliased = [] if schema is None else [
-                (position, argument)
-                for position, argument in enumerate(schema.arguments)
-                if argument.alias_info is not None
-            ]
+            aliased = (
+                []
+                if schema is None
+                else [
+                    (position, argument)
+                    for position, argument in enumerate(schema.arguments)
+                    if argument.alias_info is not None
+                ]
+            )
             written = [(position, argument) for position, argument in aliased if argument.alias_info.is_write]
             name = schema.name.rpartition("::")[2] if schema is not None else ""
             kind = _Kind(

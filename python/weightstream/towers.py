@@ -56,9 +56,7 @@ def find_towers(model: nn.Module, towers: TowersArgument = None) -> list[Tower]:
     return _outermost(found)
 
 
-def _search(
-    name: str, module: nn.Module, least: float, found: list[Tower], walked: set[int], taken: set[int]
-) -> None:
+def _search(name: str, module: nn.Module, least: float, found: list[Tower], walked: set[int], taken: set[int]) -> None:
     """Adds the outermost towers at and under `module`; `walked` and `taken` keep aliases from counting twice."""
     if id(module) in walked or id(module) in taken:
         return
@@ -180,9 +178,7 @@ def _example(model: nn.Module) -> str:
     return repr(next(lists, "layers"))
 
 
-def _checked(
-    name: str, members: list[tuple[str, nn.Module]], taken: set[int]
-) -> tuple[tuple[str, nn.Module], ...]:
+def _checked(name: str, members: list[tuple[str, nn.Module]], taken: set[int]) -> tuple[tuple[str, nn.Module], ...]:
     """The blocks of a tower the caller named, refused if one cannot be entered or is in two towers."""
     blocks = [(path, sub) for path, sub in _unique(members) if tensor_bytes(sub) > 0]
     if not blocks:

@@ -61,14 +61,18 @@ def main():
 def parse():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench-ready.json"), help="where the JSON goes")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("bench-ready.json"), help="where the JSON goes"
+    )
     parser.add_argument("--page", type=pathlib.Path, help="make the page of this result instead of measuring")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--blocks", type=int, default=19, help="of 703 MB each; 19 are 12.4 GiB")
     parser.add_argument("--budget", type=int, default=2_200_000_000)
     parser.add_argument("--seqs", type=lambda text: [int(part) for part in text.split(",")], default=[256, 16384])
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("bench-ready"), help="where the file goes")
-    parser.add_argument("--locker", type=pathlib.Path, help="the program that locks a slab; its part is left out without")
+    parser.add_argument(
+        "--locker", type=pathlib.Path, help="the program that locks a slab; its part is left out without"
+    )
     parser.add_argument("--lock-mib", type=int, default=8192)
     parser.add_argument("--check", action="store_true", help="fail if something that must hold does not")
     return parser.parse_args()
@@ -139,7 +143,9 @@ def locking(options):
     ours, torch = [], []
     for _ in range(3):
         torch.append(ask(process("pin", "-", bytes=options.lock_mib << 20))["seconds"])
-        ours.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
+        ours.append(
+            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        )
     return {"bytes": options.lock_mib << 20, "torch_s": torch, "ours": ours}
 
 
@@ -149,17 +155,31 @@ def must_hold(result):
     lines = [
         ("seconds from the call to a first step", ready["median_ready_s"], READY_LIMIT, True),
         ("GiB of anonymous memory added", ready["anonymous_added"] / GIB, ANON_LIMIT, True),
-        ("file memory a second process adds, of the file", ready["file_ram_added"] / file_bytes, SECOND_LIMIT / 10, True),
+        (
+            "file memory a second process adds, of the file",
+            ready["file_ram_added"] / file_bytes,
+            SECOND_LIMIT / 10,
+            True,
+        ),
     ]
     for row in staged["rows"]:
         if row["seq"] >= 16384:
-            lines.append((f"staged step of the locked one, S={row['seq']}", row["staged_of_locked"], HIDDEN_LIMIT, True))
+            lines.append(
+                (f"staged step of the locked one, S={row['seq']}", row["staged_of_locked"], HIDDEN_LIMIT, True)
+            )
         else:
             rate = row["staged_bytes_per_second"] / staged["copy_bytes_per_second"]
             lines.append((f"staged rate of the rate of RAM copies, S={row['seq']}", rate, COPY_LIMIT, False))
     if "lock" in result:
         slab = statistics.median(row["slab"]["seconds"] for row in result["lock"]["ours"])
-        lines.append(("times as fast as torch's pin_memory", statistics.median(result["lock"]["torch_s"]) / slab, LOCK_LIMIT, False))
+        lines.append(
+            (
+                "times as fast as torch's pin_memory",
+                statistics.median(result["lock"]["torch_s"]) / slab,
+                LOCK_LIMIT,
+                False,
+            )
+        )
     return [
         {"what": what, "value": value, "limit": limit, "holds": value <= limit if most else value >= limit}
         for what, value, limit, most in lines

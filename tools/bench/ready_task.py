@@ -46,7 +46,9 @@ def ready(file, spec):
     """Seconds from the call until the first step has run. What CUDA itself takes to start comes before."""
     torch.zeros(1, device=place.TENSORS)
     model, inputs = empty(spec["blocks"]), dit.inputs(spec["seq"])
-    torch.nn.functional.linear(inputs[0], torch.zeros(8, inputs[0].shape[-1], device=place.TENSORS, dtype=torch.bfloat16))
+    torch.nn.functional.linear(
+        inputs[0], torch.zeros(8, inputs[0].shape[-1], device=place.TENSORS, dtype=torch.bfloat16)
+    )
     torch.cuda.synchronize()
     before = resident_anonymous()
     with AnonymousMemory() as watched:
@@ -77,7 +79,9 @@ def staged(file, spec):
     for pinned in (True, False):
         model = empty(spec["blocks"])
         offload.load_model_data(model, str(file), writable_tensors=False, default_dtype=None)
-        with weightstream.attach(model, device=place.WEIGHTS, budget=spec["budget"], pinned_memory=pinned) as attachment:
+        with weightstream.attach(
+            model, device=place.WEIGHTS, budget=spec["budget"], pinned_memory=pinned
+        ) as attachment:
             for seq in spec["seqs"]:
                 inputs = dit.inputs(seq)
                 for _ in range(3):
@@ -102,8 +106,9 @@ def staged(file, spec):
     return {"rows": rows, "host": host, "copy_bytes_per_second": copy_rate(file)}
 
 
-def copy_rate(file, threads=8, size=6 << 30):
+def copy_rate(file, threads=8, most=6 << 30):
     """The rate at which as many threads copy the file's bytes from the page cache to page-locked memory."""
+    size = min(most, file.stat().st_size) // CHUNK * CHUNK
     target = memoryview(place.page_locked(threads * CHUNK).numpy())
     descriptor = os.open(file, os.O_RDONLY)
 

@@ -80,7 +80,9 @@ def test_the_whole_measurement(no_gpu, monkeypatch, tmp_path):
         assert row["identical"] and row["peak_weight_bytes"] <= row["budget_bytes"]
         assert row["unit_visits"] >= BLOCKS and 0 < row["streamed_bytes_per_step"] < total
     assert result["host"]["host_visits"] >= BLOCKS and result["model_bytes"] == total
-    assert all(row["host_us_per_visit_by_torch"] == result["host"]["host_us_per_visit_by_torch"] for row in result["rows"])
+    assert all(
+        row["host_us_per_visit_by_torch"] == result["host"]["host_us_per_visit_by_torch"] for row in result["rows"]
+    )
     # What is made of it: the lines that must hold, and both tables.
     result |= {"commit": "abc", "driver": "none", "skipped": []}
     result["must_hold"] = stream.must_hold(result["rows"], total)
