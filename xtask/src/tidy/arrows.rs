@@ -8,6 +8,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
     ("checkpoint", &[]),
+    ("quant-router", &["checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),

@@ -1,0 +1,88 @@
+//! What can go wrong with quantized weights, naming the layer, the part and the numbers.
+
+use crate::weight::PartRole;
+
+/// The result of describing or dequantizing a weight.
+pub type Result<T, E = QuantError> = std::result::Result<T, E>;
+
+/// A refusal of this crate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// A tensor that is no packed weight was given for one.
+    #[error("{layer:?} is stored as {kind}, which is not quantized")]
+    NotQuantized {
+        /// The tensor.
+        layer: String,
+        /// How it is stored.
+        kind: String,
+    },
+    /// A description without a part that its format needs.
+    #[error("the weight {layer:?}, {format}, has no {role}")]
+    NoPart {
+        /// The layer.
+        layer: String,
+        /// Its format.
+        format: String,
+        /// What is missing.
+        role: PartRole,
+    },
+    /// The bytes of a part were not given.
+    #[error("the {role} of {layer:?} was not given: it is the tensor {tensor:?}")]
+    PartNotGiven {
+        /// The layer.
+        layer: String,
+        /// Which part of it.
+        role: PartRole,
+        /// The tensor that holds it.
+        tensor: String,
+    },
+    /// A part has more or fewer bytes than the weight's shape asks for.
+    #[error("the {role} of {layer:?} has {have} bytes and needs {need}: it is the tensor {tensor:?}")]
+    PartSize {
+        /// The layer.
+        layer: String,
+        /// Which part of it.
+        role: PartRole,
+        /// The tensor that holds it.
+        tensor: String,
+        /// Bytes that were given.
+        have: u64,
+        /// Bytes that the shape asks for.
+        need: u64,
+    },
+    /// A shape that blocks do not divide, or that no memory could hold.
+    #[error("{layer:?} cannot have the shape {shape:?} as {format}: {why}")]
+    Shape {
+        /// The layer.
+        layer: String,
+        /// The shape.
+        shape: Vec<u64>,
+        /// The format.
+        format: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Rows were asked for that the weight does not have.
+    #[error("rows {start}..{end} of {layer:?} were asked for, which has {rows}")]
+    Rows {
+        /// The layer.
+        layer: String,
+        /// The first row asked for.
+        start: u64,
+        /// The row behind the last one asked for.
+        end: u64,
+        /// How many rows there are.
+        rows: u64,
+    },
+    /// The memory for the numbers has not their size.
+    #[error("{need} numbers of {layer:?} do not go into a target of {have}")]
+    TargetSize {
+        /// The layer.
+        layer: String,
+        /// Numbers that the target holds.
+        have: u64,
+        /// Numbers that were asked for.
+        need: u64,
+    },
+}

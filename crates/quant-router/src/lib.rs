@@ -1,0 +1,13 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod dequantize;
+mod error;
+pub mod ggml;
+mod parts;
+mod weight;
+
+pub use dequantize::{Decode, Target, dequantize};
+pub use error::{QuantError, Result};
+pub use parts::Parts;
+pub use weight::{Format, Part, PartRole, QuantWeight, Transform};

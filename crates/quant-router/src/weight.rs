@@ -1,0 +1,197 @@
+//! A quantized weight as a file holds it: its logical shape, how it is packed, and which tensors are its parts. Plain data,
+//! made from names, types and shapes; no tensor is read for it.
+
+use std::fmt;
+
+use checkpoint::gguf::GgmlType;
+use checkpoint::{TensorInfo, TensorType};
+use serde::{Serialize, Serializer};
+
+use crate::error::{QuantError, Result};
+
+/// How a weight is packed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub enum Format {
+    /// Blocks of ggml, which hold their scales: one part.
+    Ggml(#[serde(serialize_with = "as_text")] GgmlType),
+}
+
+impl Format {
+    /// The elements that share a scale, as rows × columns of the logical matrix.
+    pub fn block(&self) -> [u64; 2] {
+        match self {
+            Self::Ggml(kind) => [1, kind.block_elements()],
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ggml(kind) => write!(f, "{kind}"),
+        }
+    }
+}
+
+/// What a part is to its weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[non_exhaustive]
+pub enum PartRole {
+    /// The packed numbers.
+    Data,
+    /// What they are multiplied with, by block, row or tensor.
+    Scale,
+    /// What scales are multiplied with in turn.
+    GlobalScale,
+    /// What is subtracted from packed numbers.
+    ZeroPoint,
+    /// The numbers that packed ones are indexes of.
+    Codebook,
+    /// What inputs were divided by when they were quantized. Not part of the weight's numbers.
+    InputScale,
+    /// What inputs are multiplied with, by column.
+    InputFactor,
+    /// The first of two narrow matrices that are added.
+    LowRankDown,
+    /// The second of them.
+    LowRankUp,
+    /// What is added to the numbers.
+    Correction,
+}
+
+impl fmt::Display for PartRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Data => "packed data",
+            Self::Scale => "scale",
+            Self::GlobalScale => "global scale",
+            Self::ZeroPoint => "zero point",
+            Self::Codebook => "codebook",
+            Self::InputScale => "input scale",
+            Self::InputFactor => "input factor",
+            Self::LowRankDown => "low-rank down part",
+            Self::LowRankUp => "low-rank up part",
+            Self::Correction => "correction",
+        })
+    }
+}
+
+/// One tensor of a weight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// What it is to the weight.
+    pub role: PartRole,
+    /// The tensor's name in the file.
+    pub tensor: String,
+    /// How its elements are stored.
+    #[serde(serialize_with = "as_text")]
+    pub kind: TensorType,
+    /// Its shape as stored, slowest dimension first.
+    pub shape: Vec<u64>,
+}
+
+impl Part {
+    /// A tensor of a file, as a part.
+    pub fn of(role: PartRole, tensor: &TensorInfo) -> Self {
+        Self { role, tensor: tensor.name.clone(), kind: tensor.kind, shape: tensor.shape.clone() }
+    }
+}
+
+/// What is done to a layer's inputs before its weight meets them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub enum Transform {
+    /// A normalized Hadamard matrix, on groups of so many columns.
+    Hadamard {
+        /// Columns of a group.
+        group: u64,
+    },
+    /// Multiplied by column with the part [`PartRole::InputFactor`].
+    Multiply,
+}
+
+/// A quantized weight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct QuantWeight {
+    /// The name of the weight that a model without quantization would have: `layers.0.attn.weight`.
+    pub name: String,
+    /// Its logical shape, slowest dimension first.
+    pub shape: Vec<u64>,
+    /// How it is packed.
+    pub format: Format,
+    /// Its tensors, one a role.
+    pub parts: Vec<Part>,
+    /// What happens to inputs first, in order. The weight's own numbers are those that transformed inputs meet.
+    pub transforms: Vec<Transform>,
+}
+
+impl QuantWeight {
+    /// A tensor of a GGUF file, whose blocks hold all there is.
+    pub fn ggml(tensor: &TensorInfo) -> Result<Self> {
+        match tensor.kind {
+            TensorType::Ggml(kind) if kind.is_quantized() => Ok(Self {
+                name: tensor.name.clone(),
+                shape: tensor.shape.clone(),
+                format: Format::Ggml(kind),
+                parts: vec![Part::of(PartRole::Data, tensor)],
+                transforms: Vec::new(),
+            }),
+            kind => Err(QuantError::NotQuantized { layer: tensor.name.clone(), kind: kind.to_string() }),
+        }
+    }
+
+    /// The part with this role.
+    pub fn part(&self, role: PartRole) -> Option<&Part> {
+        self.parts.iter().find(|part| part.role == role)
+    }
+
+    /// The part with this role, which the format needs.
+    pub fn needs(&self, role: PartRole) -> Result<&Part> {
+        self.part(role).ok_or_else(|| QuantError::NoPart {
+            layer: self.name.clone(),
+            format: self.format.to_string(),
+            role,
+        })
+    }
+
+    /// Rows of the logical matrix: all dimensions but the last. A scalar has one.
+    pub fn rows(&self) -> Result<u64> {
+        let (_, leading) = self.shape.split_last().unwrap_or((&1, &[]));
+        self.product(leading)
+    }
+
+    /// Elements of a row: the last dimension.
+    pub fn columns(&self) -> u64 {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Elements in all.
+    pub fn elements(&self) -> Result<u64> {
+        self.product(&self.shape)
+    }
+
+    /// A refusal of its shape.
+    pub(crate) fn bad_shape(&self, why: &'static str) -> QuantError {
+        QuantError::Shape {
+            layer: self.name.clone(),
+            shape: self.shape.clone(),
+            format: self.format.to_string(),
+            why,
+        }
+    }
+
+    fn product(&self, dimensions: &[u64]) -> Result<u64> {
+        // A zero anywhere makes it empty, whatever the others are.
+        if dimensions.contains(&0) {
+            return Ok(0);
+        }
+        let product = dimensions.iter().try_fold(1_u64, |product, &next| product.checked_mul(next));
+        product.ok_or_else(|| self.bad_shape("it has more than 2^64 elements"))
+    }
+}
+
+/// Serializes what prints as its format spells it.
+fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
