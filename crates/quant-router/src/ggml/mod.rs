@@ -9,8 +9,13 @@
 //! Decoders take blocks as arrays of a fixed size: no length is looked at inside them, nothing in them can fail, and the
 //! compiler unrolls and vectorizes their loops.
 
+mod codebook;
+mod four_bit;
+mod k;
 mod scalar;
 mod simple;
+mod tables;
+mod ternary;
 
 use checkpoint::gguf::GgmlType;
 
@@ -68,6 +73,25 @@ fn blocks_decoder(kind: GgmlType) -> Option<DecodeBlocks> {
         GgmlType::Q8_1 => |bytes, out| each(bytes, out, simple::q8_1),
         GgmlType::Q1_0 => |bytes, out| each(bytes, out, simple::q1_0),
         GgmlType::Q2_0 => |bytes, out| each(bytes, out, simple::q2_0),
+        GgmlType::Q2_K => |bytes, out| each(bytes, out, k::q2_k),
+        GgmlType::Q3_K => |bytes, out| each(bytes, out, k::q3_k),
+        GgmlType::Q4_K => |bytes, out| each(bytes, out, k::q4_k),
+        GgmlType::Q5_K => |bytes, out| each(bytes, out, k::q5_k),
+        GgmlType::Q6_K => |bytes, out| each(bytes, out, k::q6_k),
+        GgmlType::Q8_K => |bytes, out| each(bytes, out, k::q8_k),
+        GgmlType::IQ4_NL => |bytes, out| each(bytes, out, four_bit::iq4_nl),
+        GgmlType::IQ4_XS => |bytes, out| each(bytes, out, four_bit::iq4_xs),
+        GgmlType::MXFP4 => |bytes, out| each(bytes, out, four_bit::mxfp4),
+        GgmlType::NVFP4 => |bytes, out| each(bytes, out, four_bit::nvfp4),
+        GgmlType::TQ1_0 => |bytes, out| each(bytes, out, ternary::tq1_0),
+        GgmlType::TQ2_0 => |bytes, out| each(bytes, out, ternary::tq2_0),
+        GgmlType::IQ1_S => |bytes, out| each(bytes, out, codebook::iq1_s),
+        GgmlType::IQ1_M => |bytes, out| each(bytes, out, codebook::iq1_m),
+        GgmlType::IQ2_XXS => |bytes, out| each(bytes, out, codebook::iq2_xxs),
+        GgmlType::IQ2_XS => |bytes, out| each(bytes, out, codebook::iq2_xs),
+        GgmlType::IQ2_S => |bytes, out| each(bytes, out, codebook::iq2_s),
+        GgmlType::IQ3_XXS => |bytes, out| each(bytes, out, codebook::iq3_xxs),
+        GgmlType::IQ3_S => |bytes, out| each(bytes, out, codebook::iq3_s),
         _ => return None,
     })
 }

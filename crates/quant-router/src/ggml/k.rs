@@ -1,0 +1,111 @@
+//! The K types: 256 elements with a half-precision scale, divided into groups with small integer scales of their own.
+
+use super::scalar::{double_word, half, signed, take};
+
+/// 16 bytes of scale and minimum nibbles, 64 bytes of two-bit numbers, d f16, dmin f16: d · scale · q − dmin · minimum.
+pub(super) fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
+    let (scales, quants) = (take::<16>(block, 0), take::<64>(block, 16));
+    let (d, d_min) = (half(block, 80), half(block, 82));
+    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let scale = d * f32::from(scales[index] & 15);
+        let minimum = d_min * f32::from(scales[index] >> 4);
+        let (at, shift) = two_bits(index);
+        for (out, byte) in out.iter_mut().zip(take::<16>(&quants, at)) {
+            *out = scale * f32::from(byte >> shift & 3) - minimum;
+        }
+    }
+}
+
+/// 32 bytes of high bits, 64 bytes of two-bit numbers, 12 bytes of six-bit scales, d f16: d · (scale − 32) · q, where q is
+/// lower by 4 if its high bit is not set.
+pub(super) fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
+    let (high, quants, packed) = (take::<32>(block, 0), take::<64>(block, 32), take::<12>(block, 96));
+    let d = half(block, 108);
+    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let low = packed[index % 8] >> (4 * (index / 8)) & 15;
+        let scale = low | (packed[8 + index % 4] >> (2 * (index / 4)) & 3) << 4;
+        let scale = d * f32::from(scale.cast_signed() - 32);
+        let (at, shift) = two_bits(index);
+        let high = take::<16>(&high, 16 * (index % 2));
+        for ((out, byte), high) in out.iter_mut().zip(take::<16>(&quants, at)).zip(high) {
+            let quant = (byte >> shift & 3) | (high >> (index / 2) & 1) << 2;
+            *out = scale * f32::from(quant.cast_signed() - 4);
+        }
+    }
+}
+
+/// Where the 16 two-bit numbers of a group lie in their 64 bytes: from which byte on, and how far to shift.
+#[inline]
+fn two_bits(group: usize) -> (usize, usize) {
+    (32 * (group / 8) + 16 * (group % 2), 2 * (group / 2 % 4))
+}
+
+/// d f16, dmin f16, 12 bytes of six-bit scales and minima, 128 bytes of nibbles: d · scale · q − dmin · minimum.
+pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
+    let (scales, minima) = scales_and_minima(block);
+    let quants = take::<128>(block, 16);
+    let (pairs, _) = out.as_chunks_mut::<64>();
+    for (index, (out, quants)) in pairs.iter_mut().zip(quants.as_chunks::<32>().0).enumerate() {
+        let (low, high) = out.split_at_mut(32);
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(quants) {
+            *low = scales[2 * index] * f32::from(byte & 15) - minima[2 * index];
+            *high = scales[2 * index + 1] * f32::from(byte >> 4) - minima[2 * index + 1];
+        }
+    }
+}
+
+/// d f16, dmin f16, 12 bytes of six-bit scales and minima, 32 bytes of fifth bits, 128 bytes of nibbles.
+pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
+    let (scales, minima) = scales_and_minima(block);
+    let (fifth, quants) = (take::<32>(block, 16), take::<128>(block, 48));
+    let (pairs, _) = out.as_chunks_mut::<64>();
+    for (index, (out, quants)) in pairs.iter_mut().zip(quants.as_chunks::<32>().0).enumerate() {
+        let (low, high) = out.split_at_mut(32);
+        for (((low, high), byte), fifth) in low.iter_mut().zip(high).zip(quants).zip(fifth) {
+            let (first, second) = (fifth >> (2 * index) & 1, fifth >> (2 * index + 1) & 1);
+            *low = scales[2 * index] * f32::from(byte & 15 | first << 4) - minima[2 * index];
+            *high = scales[2 * index + 1] * f32::from(byte >> 4 | second << 4) - minima[2 * index + 1];
+        }
+    }
+}
+
+/// The scales and minima of eight groups. The low six bits of bytes 0..4 and 4..8 are those of the first four; of the others
+/// the low nibbles are in bytes 8..12, and the high bits on top of the first four's.
+#[inline]
+fn scales_and_minima(block: &[u8]) -> ([f32; 8], [f32; 8]) {
+    let (d, d_min, packed) = (half(block, 0), half(block, 2), take::<12>(block, 4));
+    let (mut scales, mut minima) = ([0.0; 8], [0.0; 8]);
+    for index in 0..4 {
+        let (scale, minimum, low) = (packed[index], packed[index + 4], packed[index + 8]);
+        scales[index] = d * f32::from(scale & 63);
+        minima[index] = d_min * f32::from(minimum & 63);
+        scales[index + 4] = d * f32::from(low & 15 | scale >> 2 & 0x30);
+        minima[index + 4] = d_min * f32::from(low >> 4 | minimum >> 2 & 0x30);
+    }
+    (scales, minima)
+}
+
+/// 128 bytes of low nibbles, 64 bytes of high bit pairs, 16 signed scales, d f16: d · scale · (q − 32).
+pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
+    let (low, high, scales) = (take::<128>(block, 0), take::<64>(block, 128), take::<16>(block, 192));
+    let d = half(block, 208);
+    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // Halves of 128 elements are four rows of 32: two of low nibbles, two of high ones.
+        let (half, row, side) = (index / 8, index / 2 % 4, 16 * (index % 2));
+        let scale = d * signed(scales[index]);
+        let low = take::<16>(&low, 64 * half + 32 * (row % 2) + side);
+        let high = take::<16>(&high, 32 * half + side);
+        for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+            let quant = (low >> (4 * (row / 2)) & 15) | (high >> (2 * row) & 3) << 4;
+            *out = scale * f32::from(quant.cast_signed() - 32);
+        }
+    }
+}
+
+/// d f32, 256 signed bytes, 16 sums of 16 numbers each, which are for products with other blocks.
+pub(super) fn q8_k(block: &[u8; 292], out: &mut [f32; 256]) {
+    let d = f32::from_bits(double_word(block, 0));
+    for (out, quant) in out.iter_mut().zip(take::<256>(block, 4)) {
+        *out = d * signed(quant);
+    }
+}
