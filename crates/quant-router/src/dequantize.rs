@@ -8,9 +8,9 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::error::{QuantError, Result};
-use crate::ggml;
 use crate::parts::Parts;
 use crate::weight::{Format, Part, QuantWeight};
+use crate::{formats, ggml};
 
 /// Elements of a piece that one thread decodes: enough to be worth a task, few enough to stay in the second-level cache.
 const PIECE: usize = 1 << 15;
@@ -91,6 +91,7 @@ pub fn dequantize(
 fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<Box<dyn Decode + 'a>> {
     match weight.format {
         Format::Ggml(kind) => ggml::decoder(weight, kind, parts),
+        Format::Scaled(scaled) => formats::scaled::decoder(weight, scaled, parts),
     }
 }
 

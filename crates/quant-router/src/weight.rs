@@ -8,6 +8,7 @@ use checkpoint::{TensorInfo, TensorType};
 use serde::{Serialize, Serializer};
 
 use crate::error::{QuantError, Result};
+use crate::formats::Scaled;
 
 /// How a weight is packed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -15,13 +16,16 @@ use crate::error::{QuantError, Result};
 pub enum Format {
     /// Blocks of ggml, which hold their scales: one part.
     Ggml(#[serde(serialize_with = "as_text")] GgmlType),
+    /// Packed numbers times a scale of their tensor, row or block, which is a part of its own.
+    Scaled(Scaled),
 }
 
 impl Format {
-    /// The elements that share a scale, as rows × columns of the logical matrix.
+    /// The elements that share a scale, as rows × columns of the logical matrix; `u64::MAX` for all there are.
     pub fn block(&self) -> [u64; 2] {
         match self {
             Self::Ggml(kind) => [1, kind.block_elements()],
+            Self::Scaled(scaled) => scaled.block(),
         }
     }
 }
@@ -30,6 +34,7 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ggml(kind) => write!(f, "{kind}"),
+            Self::Scaled(scaled) => write!(f, "{scaled}"),
         }
     }
 }
