@@ -92,6 +92,8 @@ fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<Box<dyn Dec
     match weight.format {
         Format::Ggml(kind) => ggml::decoder(weight, kind, parts),
         Format::Scaled(scaled) => formats::scaled::decoder(weight, scaled, parts),
+        Format::Bnb4(format) => formats::bnb::decoder(weight, format, parts),
+        Format::QuantoBits(format) => formats::quanto::decoder(weight, format, parts),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::header::{Header, is_fp8};
 use super::marker::{Layers, Marker, TENSOR};
+use super::quanto_map::QuantoMap;
 use crate::error::{QuantError, Result};
 use crate::weight::QuantWeight;
 
@@ -51,6 +52,7 @@ impl Described {
 pub struct Evidence<'a> {
     header: &'a Header<'a>,
     layers: Layers,
+    map: QuantoMap,
     scaled: OnceCell<Option<String>>,
     rotated: OnceCell<Option<String>>,
 }
@@ -58,8 +60,8 @@ pub struct Evidence<'a> {
 impl<'a> Evidence<'a> {
     /// Reads what the metadata says. An error if it cannot be read.
     pub fn new(header: &'a Header<'a>) -> Result<Self> {
-        let layers = Layers::of_header(header)?;
-        Ok(Self { header, layers, scaled: OnceCell::new(), rotated: OnceCell::new() })
+        let (layers, map) = (Layers::of_header(header)?, QuantoMap::of_header(header)?);
+        Ok(Self { header, layers, map, scaled: OnceCell::new(), rotated: OnceCell::new() })
     }
 
     /// The header.
@@ -82,6 +84,11 @@ impl<'a> Evidence<'a> {
             return Err(QuantError::Contradiction { layer, says, found });
         }
         Ok(marker)
+    }
+
+    /// The type that the file's map of quantized modules gives a weight: `qint8`. None if it gives none.
+    pub fn quanto(&self, weight: &str) -> Option<&str> {
+        self.map.of(weight)
     }
 
     /// What says that FP8 weights of this file have scales. None if nothing does.

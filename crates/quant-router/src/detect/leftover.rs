@@ -96,8 +96,8 @@ fn contradicted(evidence: &Evidence<'_>, weight: &str, found: &str) -> Result<()
     if weight != "weight" && !weight.ends_with(".weight") {
         return Ok(());
     }
-    let marker = evidence.marker(weight)?;
-    match marker.and_then(|marker| marker.format) {
+    let marker = evidence.marker(weight)?.and_then(|marker| marker.format);
+    match marker.or_else(|| evidence.quanto(weight).map(str::to_owned)) {
         Some(says) => Err(QuantError::Contradiction { layer: weight.into(), says, found: found.into() }),
         None => Ok(()),
     }

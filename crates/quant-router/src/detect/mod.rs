@@ -5,6 +5,7 @@ mod handlers;
 mod header;
 mod leftover;
 mod marker;
+mod quanto_map;
 
 use std::collections::{BTreeMap, BTreeSet};
 

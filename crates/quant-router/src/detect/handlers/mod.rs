@@ -1,10 +1,12 @@
 //! The formats that are known, and what their handlers share.
 
+mod bnb;
 mod fp8;
 mod ggml;
 mod int8;
 mod mxfp8;
 mod nvfp4;
+mod quanto;
 
 use checkpoint::TensorInfo;
 
@@ -19,6 +21,8 @@ use crate::weight::{Part, PartRole, QuantWeight};
 pub(super) fn builtin() -> Vec<Box<dyn Handler>> {
     vec![
         Box::new(nvfp4::NvFp4),
+        Box::new(bnb::Bnb),
+        Box::new(quanto::Quanto),
         Box::new(mxfp8::MxFp8),
         Box::new(fp8::Fp8),
         Box::new(int8::Int8),

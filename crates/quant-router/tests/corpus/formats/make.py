@@ -7,6 +7,7 @@ many steps of f32 ours may be off. Run in an environment with torch, torchao, nu
     python make.py [folder]
 """
 
+import base64
 import json
 import math
 import sys
@@ -169,6 +170,90 @@ def blocked():
     save("mxfp8", tensors, expected)
 
 
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+       -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+       0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+FP4 = [0.0, 0.005208333, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25]
+FP4 = FP4 + [-number for number in FP4]
+
+
+def bnb():
+    """code[index] x largest of the block; where those are quantized, code[index] x largest + offset, each step in f32."""
+    tensors, expected = {}, {}
+    for kind, table in (("nf4", NF4), ("fp4", FP4)):
+        table = torch.tensor(table)
+        for name, shape, block, nested in (
+            ("plain", (6, 64), 64, False), ("odd", (5, 13), 64, False), ("nested", (40, 64), 64, True), ("cut", (3, 67), 32, True),
+        ):
+            count = math.prod(shape)
+            data = bytes_of(-(-count // 2))
+            indexes = torch.stack([data >> 4, data & 15], 1).flatten()[:count].long()
+            blocks = -(-count // block)
+            layer = f"{kind}.{name}.weight"
+            state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(shape)}
+            if nested:
+                absmax = bytes_of(blocks)
+                codes, second = normal(256), normal(-(-blocks // 16))
+                offset = float(normal(1))
+                scale = codes[absmax.long()] * second.repeat_interleave(16)[:blocks] + torch.tensor(offset)
+                tensors |= {f"{layer}.nested_absmax": second, f"{layer}.nested_quant_map": codes}
+                state |= {"nested_blocksize": 16, "nested_dtype": "float32", "nested_offset": offset}
+            else:
+                absmax = scale = normal(blocks).abs()
+                absmax[0] = 0.0
+            # Packed bytes are stored as bytes, or under another type that has room for them.
+            stored = data.view(torch.bfloat16) if name == "plain" else data
+            tensors |= {layer: stored.reshape(-1, 1), f"{layer}.absmax": absmax, f"{layer}.quant_map": table,
+                        f"{layer}.quant_state.bitsandbytes__{kind}": marker(**state)}
+            expected[layer] = (table[indexes] * scale.repeat_interleave(block)[:count]).reshape(shape)
+    data, scale = all_bytes(9, 31).view(torch.int8), normal(9).abs()
+    tensors |= {"int8.weight": data, "int8.SCB": scale, "int8.weight_format": torch.zeros((), dtype=torch.uint8)}
+    # The reciprocal of 127 as bitsandbytes has it, in f32.
+    expected["int8.weight"] = data.float() * scale[:, None] * torch.tensor(0.007874015718698502)
+    save("bnb", tensors, expected)
+
+
+def quanto():
+    """scale x (number - shift), or scale x number - shift, in the scale's type; qint4 and qint2 as quanto packs them."""
+    tensors, expected, modules = {}, {}, {}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        tag = str(dtype).removeprefix("torch.")
+        scale = (normal(8, 1) / 50).to(dtype)
+        for name, data in (("qint8", all_bytes(8, 40).view(torch.int8)), ("qfloat8_e4m3fn", all_bytes(8, 40).view(E4)),
+                           ("qfloat8_e5m2", all_bytes(8, 40).view(E5))):
+            layer = f"{tag}.{name}"
+            tensors |= {f"{layer}.weight._data": data, f"{layer}.weight._scale": scale,
+                        f"{layer}.input_scale": torch.ones(()), f"{layer}.output_scale": torch.ones(())}
+            modules[layer] = {"weights": name, "activations": "none"}
+            expected[f"{layer}.weight"] = data.float() * scale.float()
+        for bits in (4, 2):
+            for rows, columns, group in ((6, 64, 32), (5, 32, 32), (7, 24, 8)):
+                groups = rows * columns // group
+                codes = torch.randint(0, 2**bits, (groups, group), dtype=torch.uint8, generator=random)
+                per_byte = 8 // bits
+                packed_rows = -(-groups // per_byte)
+                padded = torch.zeros(packed_rows * per_byte, group, dtype=torch.uint8)
+                padded[:groups] = codes
+                packed = torch.zeros(packed_rows, group, dtype=torch.uint8)
+                for place in range(per_byte):
+                    packed |= padded[place * packed_rows : (place + 1) * packed_rows] << (bits * place)
+                scale = (normal(groups, 1) / 7).to(dtype)
+                whole = torch.randint(0, 2**bits, (groups, 1), dtype=torch.int8, generator=random)
+                part = normal(groups, 1).to(dtype)
+                for kind, shift in (("whole", whole), ("part", part)):
+                    layer = f"{tag}.qint{bits}.{kind}.{rows}"
+                    tensors |= {f"{layer}.weight._data._data": packed, f"{layer}.weight._scale": scale,
+                                f"{layer}.weight._shift": shift, f"{layer}.bias": torch.zeros(rows)}
+                    modules[layer] = {"weights": f"qint{bits}", "activations": "none"}
+                    if kind == "whole":
+                        numbers = scale * (codes.to(torch.int8) - shift)
+                    else:
+                        numbers = scale * codes - shift
+                    expected[f"{layer}.weight"] = numbers.float().reshape(rows, columns)
+    text = base64.b64encode(json.dumps(modules).encode()).decode()
+    save("quanto", tensors, expected, quantization_format="quanto", quantization_map_base64=text)
+
+
 if __name__ == "__main__":
-    for make in (fp8, int8, rotation, blocked):
+    for make in (fp8, int8, rotation, blocked, bnb, quanto):
         make()
