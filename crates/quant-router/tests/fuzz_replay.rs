@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "../fuzz/targets/detection.rs"]
+mod detection;
 #[path = "../fuzz/targets/ggml_blocks.rs"]
 mod ggml_blocks;
 
@@ -37,4 +39,9 @@ fn replay(name: &str, target: fn(&[u8])) {
 #[test]
 fn blocks_of_ggml() {
     replay("ggml_blocks", ggml_blocks::run);
+}
+
+#[test]
+fn detection_of_any_file() {
+    replay("detection", detection::run);
 }

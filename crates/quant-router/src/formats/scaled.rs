@@ -153,9 +153,14 @@ impl fmt::Display for Scaled {
 
 /// The matrix that scales are laid over: the first dimension, and all others.
 pub(crate) fn matrix(weight: &QuantWeight) -> Result<[u64; 2]> {
-    let elements = weight.elements()?;
-    let rows = if weight.shape.len() < 2 { 1 } else { weight.shape[0] };
-    Ok(if elements == 0 { [0, 0] } else { [rows, elements / rows] })
+    weight.elements()?;
+    let (rows, others) = match weight.shape.split_first() {
+        Some((&rows, others)) if !others.is_empty() => (rows, others),
+        _ => (1, &weight.shape[..]),
+    };
+    // Saturation is for empty weights only: all others have fewer elements than 2^64.
+    let product = |product: u64, &next: &u64| product.saturating_mul(next);
+    Ok([rows, if others.contains(&0) { 0 } else { others.iter().fold(1, product) }])
 }
 
 /// How many blocks there are below and beside each other.

@@ -83,7 +83,8 @@ fn bits(evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
         have: described(data),
         need: need.into(),
     };
-    let groups = elements(&scale.shape).filter(|_| is(data, "U8")).ok_or_else(|| refuse("U8"))?;
+    let groups = elements(&scale.shape).filter(|_| is(data, "U8") && group > 0);
+    let groups = groups.ok_or_else(|| refuse("U8, and groups with something in them"))?;
     let fits = [(4, 2), (2, 4)].into_iter().filter(|(_, per_byte)| groups.div_ceil(*per_byte) == rows);
     let fits: Vec<u32> = fits.map(|(bits, _)| bits).collect();
     let said = match evidence.quanto(weight) {
