@@ -8,7 +8,7 @@ use checkpoint::{TensorInfo, TensorType};
 use serde::{Serialize, Serializer};
 
 use crate::error::{QuantError, Result};
-use crate::formats::{Bnb4, QuantoBits, Scaled};
+use crate::formats::{Bnb4, QuantoBits, Scaled, W4A8};
 
 /// How a weight is packed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -22,6 +22,8 @@ pub enum Format {
     Bnb4(Bnb4),
     /// Numbers of 4 or 2 bits, as optimum-quanto packs them.
     QuantoBits(QuantoBits),
+    /// Numbers of 4 bits that stand for INT8 ones.
+    W4A8(W4A8),
 }
 
 impl Format {
@@ -32,6 +34,7 @@ impl Format {
             Self::Scaled(scaled) => scaled.block(),
             Self::Bnb4(format) => [1, format.block],
             Self::QuantoBits(format) => [1, format.group],
+            Self::W4A8(format) => [1, format.group],
         }
     }
 }
@@ -43,6 +46,7 @@ impl fmt::Display for Format {
             Self::Scaled(scaled) => write!(f, "{scaled}"),
             Self::Bnb4(format) => write!(f, "{format}"),
             Self::QuantoBits(format) => write!(f, "{format}"),
+            Self::W4A8(format) => write!(f, "{format}"),
         }
     }
 }
@@ -57,6 +61,8 @@ pub enum PartRole {
     Scale,
     /// What scales are multiplied with in turn.
     GlobalScale,
+    /// What makes packed numbers of a group those of their row.
+    GroupScale,
     /// What is subtracted from packed numbers.
     ZeroPoint,
     /// The numbers that packed ones are indexes of.
@@ -81,6 +87,7 @@ impl fmt::Display for PartRole {
             Self::Data => "packed data",
             Self::Scale => "scale",
             Self::GlobalScale => "global scale",
+            Self::GroupScale => "group scale",
             Self::ZeroPoint => "zero point",
             Self::Codebook => "codebook",
             Self::ScaleCodebook => "codebook of scales",

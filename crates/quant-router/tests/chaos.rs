@@ -40,6 +40,13 @@ const ENDINGS: &[&str] = &[
     ".weight.quant_state.bitsandbytes__fp4",
     ".SCB",
     ".weight_format",
+    ".weight_s_rel",
+    ".weight_s_channel",
+    ".weight_codebook",
+    ".weight_correction",
+    "._weight_qdata",
+    "._weight_scale",
+    "._weight_zero_point",
     ".bias",
     "",
 ];
@@ -90,7 +97,7 @@ fn tensor() -> impl Strategy<Value = Tensor> {
 
 /// A layer that fits together, with numbers of rows and columns that may be anything.
 fn layer() -> impl Strategy<Value = Vec<Tensor>> {
-    let kind = 0_usize..6;
+    let kind = 0_usize..8;
     (select(&["c", "d"][..]), kind, select(LENGTHS), select(LENGTHS), select(LENGTHS)).prop_map(
         |(name, kind, rows, columns, blocks)| {
             let of = |ending: &str, dtype: &'static str, size: u64, shape: &[u64]| {
@@ -118,6 +125,22 @@ fn layer() -> impl Strategy<Value = Vec<Tensor>> {
                     of("weight._data._data", "U8", 1, &[rows, columns]),
                     of("weight._scale", "F16", 2, &[rows * 2]),
                     of("weight._shift", "I8", 1, &[rows * 2, 1]),
+                ],
+                5 => vec![
+                    of("weight", "I8", 1, &[rows, columns]),
+                    of("weight_s_rel", "F32", 4, &[rows, blocks]),
+                    of("weight_s_channel", "F32", 4, &[rows]),
+                    (
+                        format!("{name}.comfy_quant"),
+                        ("U8", 1),
+                        Vec::new(),
+                        Some(r#"{"format":"w4a8_int8","convrot_groupsize":4}"#),
+                    ),
+                ],
+                6 => vec![
+                    of("_weight_qdata", "I8", 1, &[rows, columns]),
+                    of("_weight_scale", "F32", 4, &[rows, blocks]),
+                    of("_weight_zero_point", "I8", 1, &[rows, blocks]),
                 ],
                 _ => vec![of("weight", "I8", 1, &[rows, columns]), of("SCB", "F32", 4, &[rows])],
             }
@@ -152,7 +175,11 @@ fn file(tensors: &[Tensor], map: Option<&str>) -> Vec<u8> {
         );
     }
     if let Some(map) = map {
-        header.insert("__metadata__".into(), json!({ "quantization_map": map }));
+        let class = r#"{"_type":"Int8Tensor","_data":{"block_size":[1,16]},"_tensor_data_names":["qdata","scale","zero_point"]}"#;
+        header.insert(
+            "__metadata__".into(),
+            json!({ "quantization_map": map, "c.weight": class, "a.weight": class }),
+        );
     }
     let header = serde_json::Value::Object(header).to_string();
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
@@ -165,7 +192,7 @@ proptest! {
     fn detection_of_chaos(
         tensors in prop::collection::vec(tensor(), 0..7),
         layers in prop::collection::vec(layer(), 0..3),
-        map in prop::option::weighted(0.2, select(MAPS)),
+        map in prop::option::weighted(0.4, select(MAPS)),
     ) {
         // Too large for a test of many files.
         let size = |tensor: &Tensor| tensor.2.iter().product::<u64>() * tensor.1.1;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Detection;
 use super::handler::Evidence;
+use super::handlers::torchao_class;
 use super::header::{described, inside, module};
 use super::marker::TENSOR;
 use crate::error::{QuantError, Result};
@@ -28,7 +29,6 @@ const SIGNS: &[&str] = &[
     "wzeros",
     "wcscales",
     "SCB",
-    "_weight_qdata",
     "absmax",
     "quant_map",
     "nested_absmax",
@@ -63,8 +63,9 @@ pub(super) fn sort(
         // `scales` is a name that plain modules use too; beside packed weights it is none.
         let packed = last != "scales" || header.get(&inside(module(name), "qweight")).is_some();
         // Inside a weight these names are signs; elsewhere a module may be called so.
-        let sign =
-            SIGNS.contains(&last) && packed && (!inner || header_of_weight(name)) || name.contains(STATE);
+        let sign = SIGNS.contains(&last) && packed && (!inner || in_weight(name))
+            || name.contains(STATE)
+            || last.starts_with('_') && last.ends_with("_qdata");
         if sign {
             return Err(QuantError::NotUnderstood {
                 layer: match name.split_once(STATE) {
@@ -82,13 +83,10 @@ pub(super) fn sort(
     Ok(())
 }
 
-/// Whether a name lies inside a weight's own, or spells one that torchao took apart.
-fn header_of_weight(name: &str) -> bool {
+/// Whether a name lies inside a weight's own.
+fn in_weight(name: &str) -> bool {
     let inside = module(name);
-    inside == "weight"
-        || inside.ends_with(".weight")
-        || inside.ends_with("._data")
-        || name.ends_with("_weight_qdata")
+    inside == "weight" || inside.ends_with(".weight") || inside.ends_with("._data")
 }
 
 /// An error if the file says that a weight which no handler took is quantized.
@@ -97,7 +95,8 @@ fn contradicted(evidence: &Evidence<'_>, weight: &str, found: &str) -> Result<()
         return Ok(());
     }
     let marker = evidence.marker(weight)?.and_then(|marker| marker.format);
-    match marker.or_else(|| evidence.quanto(weight).map(str::to_owned)) {
+    let map = || evidence.quanto(weight).map(str::to_owned);
+    match marker.or_else(map).or_else(|| torchao_class(evidence.header(), weight)) {
         Some(says) => Err(QuantError::Contradiction { layer: weight.into(), says, found: found.into() }),
         None => Ok(()),
     }

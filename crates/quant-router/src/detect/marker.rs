@@ -19,6 +19,8 @@ pub struct Marker {
     pub format: Option<String>,
     /// Columns of the groups that inputs are rotated in. None: they are not.
     pub rotation: Option<u64>,
+    /// Columns of the groups of a rotation, whether or not it is said that there is one.
+    pub rotation_group: Option<u64>,
     /// Columns that share a scale.
     pub group: Option<u64>,
     /// Where it was said.
@@ -46,7 +48,8 @@ impl Marker {
         let marker = Self::read(&fields, &tensor.name).map_err(refuse)?;
         if let Some(told) = told
             && (told.format.is_some() && marker.format.is_some() && told.format != marker.format
-                || told.rotation != marker.rotation)
+                || told.rotation != marker.rotation
+                || told.rotation_group != marker.rotation_group)
         {
             let says = |marker: &Self| {
                 format!("{} with the rotation {:?}", marker.format.as_deref().unwrap_or("?"), marker.rotation)
@@ -79,8 +82,9 @@ impl Marker {
             Some(other) => return Err(format!("its convrot is {other}, neither true nor false")),
         };
         // 256 is what the format's writers take where they name no size.
-        let rotation = if rotated { Some(number("convrot_groupsize")?.unwrap_or(256)) } else { None };
-        Ok(Self { format, rotation, group: number("group_size")?, source: source.into() })
+        let rotation_group = number("convrot_groupsize")?;
+        let rotation = if rotated { Some(rotation_group.unwrap_or(256)) } else { None };
+        Ok(Self { format, rotation, rotation_group, group: number("group_size")?, source: source.into() })
     }
 }
 

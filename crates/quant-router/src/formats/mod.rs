@@ -6,6 +6,7 @@ pub mod numbers;
 pub(crate) mod quanto;
 pub(crate) mod rotation;
 pub(crate) mod scaled;
+pub(crate) mod w4a8;
 
 pub use bnb::{Bnb4, BnbKind, Nested};
 pub use grid::Order;
@@ -13,3 +14,4 @@ pub use numbers::Number;
 pub use quanto::QuantoBits;
 pub use rotation::{is_rotatable, rotate};
 pub use scaled::{Codes, Family, Global, Scaled, Scales};
+pub use w4a8::W4A8;

@@ -10,3 +10,5 @@ mod int8;
 mod markers;
 mod properties;
 mod quanto;
+mod torchao;
+mod w4a8;

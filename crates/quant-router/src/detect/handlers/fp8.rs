@@ -29,7 +29,7 @@ impl Handler for Fp8 {
                     .contains(&name.rsplit('.').next().unwrap_or(name))
                 || name.contains("._data")
                 || name.contains("._scale")
-                || name.contains("_weight_qdata")
+                || name.ends_with("_qdata")
         };
         let fp8 = header.tensors().filter(|tensor| is_fp8(tensor) && !is_scale(&tensor.name));
         fp8.map(|tensor| tensor.name.clone()).collect()

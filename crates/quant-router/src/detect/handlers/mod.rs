@@ -7,8 +7,12 @@ mod int8;
 mod mxfp8;
 mod nvfp4;
 mod quanto;
+mod torchao;
+mod w4a8;
 
 use checkpoint::TensorInfo;
+
+pub(super) use torchao::class as torchao_class;
 
 use super::handler::{Described, Handler};
 use super::header::{Header, described, elements, inside, module};
@@ -22,7 +26,9 @@ pub(super) fn builtin() -> Vec<Box<dyn Handler>> {
     vec![
         Box::new(nvfp4::NvFp4),
         Box::new(bnb::Bnb),
+        Box::new(w4a8::W4A8Handler),
         Box::new(quanto::Quanto),
+        Box::new(torchao::TorchAo),
         Box::new(mxfp8::MxFp8),
         Box::new(fp8::Fp8),
         Box::new(int8::Int8),

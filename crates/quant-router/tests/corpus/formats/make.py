@@ -254,6 +254,58 @@ def quanto():
     save("quanto", tensors, expected, quantization_format="quanto", quantization_map_base64=text)
 
 
+def torchao():
+    """torchao's own tensors, written by its own functions and dequantized by its own method."""
+    import torchao.quantization as ao
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    torch.manual_seed(7)
+    configs = {
+        "int8_row": ao.Int8WeightOnlyConfig(version=2),
+        "int8_tensor": ao.Int8WeightOnlyConfig(version=2, granularity=ao.PerTensor()),
+        "int8_group": ao.Int8WeightOnlyConfig(version=2, granularity=ao.PerGroup(32)),
+        "int8_dynamic": ao.Int8DynamicActivationInt8WeightConfig(version=2),
+        "fp8_row": ao.Float8WeightOnlyConfig(),
+        "int4_group": ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(16)),
+        "int3_asymmetric": ao.IntxWeightOnlyConfig(torch.int3, ao.PerGroup(32), mapping_type=ao.MappingType.ASYMMETRIC),
+        "int8_axis": ao.IntxWeightOnlyConfig(torch.int8, ao.PerAxis(0)),
+    }
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(96, 7) for name in configs}).requires_grad_(False)
+    expected = {}
+    for name, config in configs.items():
+        ao.quantize_(model[name], config)
+        expected[f"{name}.weight"] = model[name].weight.dequantize()
+    tensors, metadata = flatten_tensor_state_dict(model.state_dict())
+    save("torchao", tensors, expected, **metadata)
+
+
+def w4a8():
+    """clamp(round(level x group scale)) x row scale + correction, in f32; rounding is to even."""
+    tensors, expected, layers = {}, {}, {}
+    for name, codebook, correction, dtype in (
+        ("plain", False, False, torch.float32), ("codes", True, False, E4), ("asymmetric", False, True, torch.float32),
+        ("all", True, True, torch.bfloat16),
+    ):
+        rows, columns, group = 5, 64, 16
+        data = bytes_of(rows, columns // 2)
+        relative = (normal(rows, columns // group).abs() * 12).to(dtype)
+        channel = normal(rows).abs() / 100
+        indexes = torch.stack([data & 15, data >> 4], -1).flatten(1).long()
+        table = normal(16).sort().values if codebook else torch.arange(16.0) - 8
+        wide = relative.float().repeat_interleave(group, 1)
+        numbers = (table[indexes] * wide).round().clamp(-127, 127) * channel[:, None]
+        tensors |= {f"{name}.weight": data.view(torch.int8), f"{name}.weight_s_rel": relative, f"{name}.weight_s_channel": channel}
+        if codebook:
+            tensors[f"{name}.weight_codebook"] = table
+        if correction:
+            added = normal(columns // group, rows)
+            tensors[f"{name}.weight_correction"] = added
+            numbers = numbers + added.t().repeat_interleave(group, 1)
+        layers[name] = {"format": "asym_w4a8_int8", "group_size": group, "convrot_groupsize": 64}
+        expected[f"{name}.weight"] = numbers
+    save("w4a8", tensors, expected, _quantization_metadata=json.dumps({"format_version": "1.0", "layers": layers}))
+
+
 if __name__ == "__main__":
-    for make in (fp8, int8, rotation, blocked, bnb, quanto):
+    for make in (fp8, int8, rotation, blocked, bnb, quanto, torchao, w4a8):
         make()
