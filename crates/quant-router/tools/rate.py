@@ -73,7 +73,7 @@ def main() -> int:
                     seconds[place] = min(seconds[place], took)
         factors[name] = seconds[0] / seconds[1]
         rates = " | ".join(f"{ELEMENTS / second / 1e9:.2f}" for second in seconds)
-        print(f"| {name} | {rates} | {factors[name]:.1f} |", flush=True)
+        print(f"| `{name}` | {rates} | {factors[name]:.1f} |", flush=True)
     return 1 if arguments.least and factors.get("Q4_K", 0) < arguments.least else 0
 
 
