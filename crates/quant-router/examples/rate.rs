@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use quant_router::{QuantWeight, Target, dequantize};
 
 /// Runs at least this long, and at least three times.
-const LONG_ENOUGH: Duration = Duration::from_millis(600);
+const LONG_ENOUGH: Duration = Duration::from_millis(300);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();

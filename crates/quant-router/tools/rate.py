@@ -20,6 +20,7 @@ import numpy
 
 ROWS, COLUMNS = 1024, 4096
 ELEMENTS = ROWS * COLUMNS
+ROUNDS = 3
 
 
 def package_seconds(kind: gguf.GGMLQuantizationType, blocks: numpy.ndarray) -> float:
@@ -27,7 +28,7 @@ def package_seconds(kind: gguf.GGMLQuantizationType, blocks: numpy.ndarray) -> f
     best, begin = float("inf"), time.perf_counter()
     runs = 0
     with numpy.errstate(all="ignore"):
-        while runs < 3 or time.perf_counter() - begin < 0.6:
+        while runs < 3 or time.perf_counter() - begin < 0.3:
             start = time.perf_counter()
             gguf.quants.dequantize(blocks, kind)
             best = min(best, time.perf_counter() - start)
@@ -45,11 +46,13 @@ def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("example")
-    parser.add_argument("--types", default=",".join(kind.name for kind in gguf.quants._type_traits if kind.name != "BF16"))
+    parser.add_argument(
+        "--types", default=",".join(kind.name for kind in gguf.quants._type_traits if kind.name != "BF16")
+    )
     parser.add_argument("--least", type=float)
     arguments = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
-    print(f"| Gelements/s | gguf | f32, 1 thread | f32, {threads} threads | bf16, {threads} threads | 1 thread / gguf |")
+    print(f"| 10⁹ elements/s | gguf | f32, 1 thread | bf16, 1 thread | f32, {threads} threads | f32, 1 thread ÷ gguf |")
     print("|---|---|---|---|---|---|")
     factors = {}
     for name in arguments.types.split(","):
@@ -60,12 +63,17 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "blocks"
             path.write_bytes(blocks.tobytes())
-            runs = [("f32", 1), ("f32", threads), ("bf16", threads)]
-            seconds = [package_seconds(kind, blocks)]
-            seconds += [ours_seconds(arguments.example, name, path, target, count) for target, count in runs]
+            runs = [("f32", 1), ("bf16", 1), ("f32", threads)]
+            seconds = [float("inf")] * (1 + len(runs))
+            # By turns, so that whatever else the machine does meets both.
+            for _ in range(ROUNDS):
+                seconds[0] = min(seconds[0], package_seconds(kind, blocks))
+                for place, (target, count) in enumerate(runs, 1):
+                    took = ours_seconds(arguments.example, name, path, target, count)
+                    seconds[place] = min(seconds[place], took)
         factors[name] = seconds[0] / seconds[1]
         rates = " | ".join(f"{ELEMENTS / second / 1e9:.2f}" for second in seconds)
-        print(f"| {name} | {rates} | {factors[name]:.1f} |", flush=True)
+        print(f"| `{name}` | {rates} | {factors[name]:.1f} |", flush=True)
     return 1 if arguments.least and factors.get("Q4_K", 0) < arguments.least else 0
 
 
