@@ -95,6 +95,8 @@ fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<Box<dyn Dec
         Format::Bnb4(format) => formats::bnb::decoder(weight, format, parts),
         Format::QuantoBits(format) => formats::quanto::decoder(weight, format, parts),
         Format::W4A8(format) => formats::w4a8::decoder(weight, format, parts),
+        Format::Svdq(format) => formats::nunchaku::svdq_decoder(weight, format, parts),
+        Format::NunchakuAwq => formats::nunchaku::awq_decoder(weight, parts),
     }
 }
 

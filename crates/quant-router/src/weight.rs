@@ -8,7 +8,8 @@ use checkpoint::{TensorInfo, TensorType};
 use serde::{Serialize, Serializer};
 
 use crate::error::{QuantError, Result};
-use crate::formats::{Bnb4, QuantoBits, Scaled, W4A8};
+use crate::formats::nunchaku::AWQ_GROUP;
+use crate::formats::{Bnb4, QuantoBits, Scaled, Svdq, W4A8};
 
 /// How a weight is packed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -24,6 +25,10 @@ pub enum Format {
     QuantoBits(QuantoBits),
     /// Numbers of 4 bits that stand for INT8 ones.
     W4A8(W4A8),
+    /// `SVDQuant`, as Nunchaku packs it.
+    Svdq(Svdq),
+    /// AWQ, as Nunchaku packs it: numbers of 4 bits times the scale of their 64 columns, plus [`PartRole::ZeroPoint`].
+    NunchakuAwq,
 }
 
 impl Format {
@@ -35,6 +40,8 @@ impl Format {
             Self::Bnb4(format) => [1, format.block],
             Self::QuantoBits(format) => [1, format.group],
             Self::W4A8(format) => [1, format.group],
+            Self::Svdq(format) => [1, format.group()],
+            Self::NunchakuAwq => [1, AWQ_GROUP],
         }
     }
 }
@@ -47,6 +54,8 @@ impl fmt::Display for Format {
             Self::Bnb4(format) => write!(f, "{format}"),
             Self::QuantoBits(format) => write!(f, "{format}"),
             Self::W4A8(format) => write!(f, "{format}"),
+            Self::Svdq(format) => write!(f, "{format}"),
+            Self::NunchakuAwq => write!(f, "AWQ with a scale and a shift for {AWQ_GROUP}"),
         }
     }
 }
@@ -63,6 +72,10 @@ pub enum PartRole {
     GlobalScale,
     /// What makes packed numbers of a group those of their row.
     GroupScale,
+    /// What all numbers of a row are multiplied with besides the scale.
+    RowScale,
+    /// What packed numbers are divided by, by column, since inputs were multiplied with it.
+    Smooth,
     /// What is subtracted from packed numbers.
     ZeroPoint,
     /// The numbers that packed ones are indexes of.
@@ -88,6 +101,8 @@ impl fmt::Display for PartRole {
             Self::Scale => "scale",
             Self::GlobalScale => "global scale",
             Self::GroupScale => "group scale",
+            Self::RowScale => "row scale",
+            Self::Smooth => "smoothing factor",
             Self::ZeroPoint => "zero point",
             Self::Codebook => "codebook",
             Self::ScaleCodebook => "codebook of scales",

@@ -47,6 +47,12 @@ const ENDINGS: &[&str] = &[
     "._weight_qdata",
     "._weight_scale",
     "._weight_zero_point",
+    ".qweight",
+    ".wscales",
+    ".wzeros",
+    ".smooth_factor",
+    ".proj_down",
+    ".proj_up",
     ".bias",
     "",
 ];
@@ -97,7 +103,7 @@ fn tensor() -> impl Strategy<Value = Tensor> {
 
 /// A layer that fits together, with numbers of rows and columns that may be anything.
 fn layer() -> impl Strategy<Value = Vec<Tensor>> {
-    let kind = 0_usize..8;
+    let kind = 0_usize..10;
     (select(&["c", "d"][..]), kind, select(LENGTHS), select(LENGTHS), select(LENGTHS)).prop_map(
         |(name, kind, rows, columns, blocks)| {
             let of = |ending: &str, dtype: &'static str, size: u64, shape: &[u64]| {
@@ -141,6 +147,18 @@ fn layer() -> impl Strategy<Value = Vec<Tensor>> {
                     of("_weight_qdata", "I8", 1, &[rows, columns]),
                     of("_weight_scale", "F32", 4, &[rows, blocks]),
                     of("_weight_zero_point", "I8", 1, &[rows, blocks]),
+                ],
+                7 => vec![
+                    of("qweight", "I32", 4, &[rows / 4, columns / 2]),
+                    of("wscales", "BF16", 2, &[columns / 64, rows]),
+                    of("wzeros", "F16", 2, &[columns / 64, rows]),
+                ],
+                8 => vec![
+                    of("qweight", "I8", 1, &[rows, columns / 2]),
+                    of("wscales", "BF16", 2, &[columns / 64, rows]),
+                    of("smooth_factor", "BF16", 2, &[columns]),
+                    of("proj_down", "BF16", 2, &[columns, blocks]),
+                    of("proj_up", "BF16", 2, &[rows, blocks]),
                 ],
                 _ => vec![of("weight", "I8", 1, &[rows, columns]), of("SCB", "F32", 4, &[rows])],
             }

@@ -3,6 +3,7 @@
 pub(crate) mod bnb;
 pub(crate) mod grid;
 pub mod numbers;
+pub(crate) mod nunchaku;
 pub(crate) mod quanto;
 pub(crate) mod rotation;
 pub(crate) mod scaled;
@@ -11,6 +12,7 @@ pub(crate) mod w4a8;
 pub use bnb::{Bnb4, BnbKind, Nested};
 pub use grid::Order;
 pub use numbers::Number;
+pub use nunchaku::{Svdq, SvdqKind};
 pub use quanto::QuantoBits;
 pub use rotation::{is_rotatable, rotate};
 pub use scaled::{Codes, Family, Global, Scaled, Scales};

@@ -8,6 +8,7 @@ mod fp8;
 mod handlers;
 mod int8;
 mod markers;
+mod nunchaku;
 mod properties;
 mod quanto;
 mod torchao;

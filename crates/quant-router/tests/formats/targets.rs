@@ -6,7 +6,7 @@ use quant_router::{PartRole, QuantError, Target, dequantize};
 use super::{corpus, open};
 
 /// The files whose weights are looked at.
-const FILES: [&str; 8] = ["fp8", "int8", "nvfp4", "mxfp8", "bnb", "quanto", "torchao", "w4a8"];
+const FILES: [&str; 9] = ["fp8", "int8", "nvfp4", "mxfp8", "bnb", "quanto", "torchao", "w4a8", "nunchaku"];
 
 #[test]
 fn rows_are_those_of_the_whole_in_every_precision() {

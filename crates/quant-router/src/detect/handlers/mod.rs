@@ -5,6 +5,7 @@ mod fp8;
 mod ggml;
 mod int8;
 mod mxfp8;
+mod nunchaku;
 mod nvfp4;
 mod quanto;
 mod torchao;
@@ -25,6 +26,7 @@ use crate::weight::{Part, PartRole, QuantWeight};
 pub(super) fn builtin() -> Vec<Box<dyn Handler>> {
     vec![
         Box::new(nvfp4::NvFp4),
+        Box::new(nunchaku::Nunchaku),
         Box::new(bnb::Bnb),
         Box::new(w4a8::W4A8Handler),
         Box::new(quanto::Quanto),

@@ -5,6 +5,8 @@ numbers come from PyTorch's own float8 types, from torchao, or from the format's
 many steps of f32 ours may be off. Run in an environment with torch, torchao, numpy and safetensors:
 
     python make.py [folder]
+
+Two runs differ in the order of metadata at most.
 """
 
 import base64
@@ -306,6 +308,81 @@ def w4a8():
     save("w4a8", tensors, expected, _quantization_metadata=json.dumps({"format_version": "1.0", "layers": layers}))
 
 
+def pack_nibbles(codes):
+    """4-bit numbers in the order of Nunchaku's kernels, by reshaping and permuting whole tensors."""
+    rows, columns = codes.shape
+    codes = codes.reshape(rows // 128, 8, 2, 8, columns // 64, 2, 4, 8).permute(0, 4, 1, 3, 6, 2, 5, 7)
+    pairs = codes.reshape(-1, 2)
+    return (pairs[:, 0] | pairs[:, 1] << 4).to(torch.uint8).view(torch.int8).reshape(rows, columns // 2)
+
+
+def pack_scales(scales):
+    """Scales [rows, groups] of 16 bits."""
+    rows, groups = scales.shape
+    scales = scales.reshape(rows // 128, 8, 2, 4, 2, groups).permute(0, 5, 1, 3, 2, 4)
+    return scales.reshape(groups, rows)
+
+
+def pack_small_scales(scales):
+    """FP8 scales [rows, groups], four groups at a time."""
+    rows, groups = scales.shape
+    scales = scales.view(torch.uint8).reshape(rows // 128, 4, 4, 8, groups // 4, 4).permute(0, 4, 3, 2, 1, 5)
+    return scales.reshape(groups, rows).view(E4)
+
+
+def pack_low_rank(matrix, down):
+    """Up [rows, rank] or down [rank, columns], in tiles of 16 x 16."""
+    across, along = matrix.shape
+    tiles = matrix.reshape(across // 16, 16, along // 16, 16)
+    # The weight's own dimension comes first, the rank second.
+    tiles = tiles.permute(2, 0, 1, 3) if down else tiles.permute(0, 2, 1, 3)
+    first, second = tiles.shape[:2]
+    tiles = tiles.reshape(first, second, 2, 8, 2, 4, 2).permute(0, 1, 3, 5, 2, 4, 6)
+    return tiles.reshape(*(matrix.t().shape if down else matrix.shape))
+
+
+def nunchaku():
+    """Known numbers, packed; the formula is computed on the unpacked ones in float64."""
+    tensors, expected = {}, {}
+    for kind, name, rows, columns, rank, dtype in (
+        ("int4", "small", 128, 128, 16, torch.bfloat16), ("int4", "wide", 128, 256, 32, torch.float16),
+        ("fp4", "bare", 128, 128, 16, torch.bfloat16), ("fp4", "whole", 256, 128, 32, torch.float16),
+    ):
+        layer = f"{kind}.{name}"
+        codes = torch.randint(0, 16, (rows, columns), generator=random)
+        up, down = normal(rows, rank).to(dtype), normal(rank, columns).to(dtype)
+        smooth = (normal(columns).abs() + 0.1).to(dtype)
+        factor = torch.ones(rows, 1, dtype=torch.float64)
+        if kind == "int4":
+            scales = (normal(rows, columns // 64) / 9).to(dtype)
+            numbers, wide, packed = codes - 16 * (codes >= 8), scales.double().repeat_interleave(64, 1), pack_scales(scales)
+        else:
+            scales = (normal(rows, columns // 16) * 30).to(E4)
+            steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+            numbers = torch.cat([steps, -steps])[codes]
+            wide, packed = scales.double().repeat_interleave(16, 1), pack_small_scales(scales)
+            if name == "whole":
+                channel, whole = (normal(rows) + 2).to(dtype), torch.tensor(0.0625)
+                tensors |= {f"{layer}.wcscales": pack_scales(channel[:, None]).flatten(), f"{layer}.wtscale": whole}
+                factor = channel.double()[:, None] * whole.double()
+        tensors |= {
+            f"{layer}.qweight": pack_nibbles(codes), f"{layer}.wscales": packed, f"{layer}.bias": torch.zeros(rows, dtype=dtype),
+            f"{layer}.smooth_factor": pack_scales(smooth[:, None]).flatten(), f"{layer}.smooth_factor_orig": smooth,
+            f"{layer}.proj_up": pack_low_rank(up, False), f"{layer}.proj_down": pack_low_rank(down, True),
+        }
+        expected[f"{layer}.weight"] = numbers.double() * wide * factor / smooth.double() + up.double() @ down.double()
+    rows, columns = 12, 192
+    codes = torch.randint(0, 16, (rows, columns), generator=random)
+    scales, shifts = (normal(rows, columns // 64).bfloat16() for _ in range(2))
+    words = codes.reshape(rows // 4, 4, columns // 64, 2, 4, 8).permute(0, 2, 1, 3, 5, 4)
+    words = (words << torch.tensor([0, 4, 8, 12])).sum(-1).reshape(-1)
+    words = (words - 65536 * (words >= 32768)).to(torch.int16).view(torch.int32).reshape(rows // 4, columns // 2)
+    tensors |= {"awq.qweight": words, "awq.wscales": scales.t(), "awq.wzeros": shifts.t()}
+    wide = [values.float().repeat_interleave(64, 1) for values in (scales, shifts)]
+    expected["awq.weight"] = codes.float() * wide[0] + wide[1]
+    save("nunchaku", tensors, expected, ulps=1)
+
+
 if __name__ == "__main__":
-    for make in (fp8, int8, rotation, blocked, bnb, quanto, torchao, w4a8):
+    for make in (fp8, int8, rotation, blocked, bnb, quanto, torchao, w4a8, nunchaku):
         make()
