@@ -1,6 +1,7 @@
 //! `fuzz`: runs one fuzz target for a while, with cargo-fuzz and the nightly compiler. On the stable compiler the tests of the
-//! checkpoint crate replay the corpora; this looks for new inputs, which stay in `target` until they are copied.
+//! crates replay the corpora; this looks for new inputs, which stay in `target` until they are copied.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -10,9 +11,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{process, workspace};
 
-/// Where the targets are, and the files that each starts from beside its own corpus.
-const CRATE: &str = "crates/checkpoint";
-const SEEDS: &str = "crates/checkpoint/tests/corpus";
+/// The crates with targets. Each target starts from its own corpus and from the files of its crate's tests.
+const CRATES: &[&str] = &["crates/checkpoint", "crates/quant-router"];
+const SEEDS: &str = "tests/corpus";
 /// Bytes of an input: enough for any header that says something.
 const MAX_LENGTH: &str = "-max_len=65536";
 /// Seconds after which one input is too slow, and MiB beyond which it takes too much.
@@ -21,7 +22,7 @@ const BOUNDS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
 /// What to fuzz and for how long.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The target: a file of crates/checkpoint/fuzz/targets. Without it, the targets are listed.
+    /// The target: a file of fuzz/targets in a crate. Without it, the targets are listed.
     name: Option<String>,
     /// How long, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
@@ -35,16 +36,18 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let targets = targets()?;
     let Some(name) = &args.name else {
-        let list = serde_json::json!({ "targets": targets });
-        println!("{}", if args.json { list.to_string() } else { targets.join("\n") });
+        let names: Vec<_> = targets.keys().map(String::as_str).collect();
+        let list = serde_json::json!({ "targets": names });
+        println!("{}", if args.json { list.to_string() } else { names.join("\n") });
         return Ok(ExitCode::SUCCESS);
     };
-    if !targets.contains(name) {
-        bail!("there is no fuzz target {name}; there are {}", targets.join(", "));
-    }
+    let Some(folder) = targets.get(name) else {
+        let names: Vec<_> = targets.keys().map(String::as_str).collect();
+        bail!("there is no fuzz target {name}; there are {}", names.join(", "));
+    };
     needs("cargo-fuzz", &["fuzz", "--version"], "`cargo install cargo-fuzz`")?;
     needs("the nightly compiler", &["+nightly", "--version"], "`rustup toolchain install nightly`")?;
-    let outcome = fuzz(name, args.seconds)?;
+    let outcome = fuzz(folder, name, args.seconds)?;
     if args.json {
         println!("{}", outcome.json(name));
     } else {
@@ -83,7 +86,7 @@ impl Outcome {
     }
 }
 
-fn fuzz(name: &str, seconds: u64) -> Result<Outcome> {
+fn fuzz(folder: &Path, name: &str, seconds: u64) -> Result<Outcome> {
     let work = workspace::root().join("target/fuzz");
     let (found, crashes) = (work.join("corpus").join(name), work.join("crashes").join(name));
     for folder in [&found, &crashes] {
@@ -91,23 +94,23 @@ fn fuzz(name: &str, seconds: u64) -> Result<Outcome> {
     }
     let before = (files_below(&found)?.len(), files_below(&crashes)?);
     let seeds = work.join("seeds").join(name);
-    gather(&workspace::root().join(SEEDS), &seeds)?;
+    gather(&folder.join(SEEDS), &seeds)?;
 
     let cargo_fuzz = |act: &str| {
         let mut words = vec!["+nightly".into(), "fuzz".into(), act.into(), "--target-dir".into()];
         words.extend([work.join("build").into_os_string(), name.into()]);
         words
     };
-    process::run(command().args(cargo_fuzz("build")))?;
+    process::run(command(folder).args(cargo_fuzz("build")))?;
     // The fuzzer writes to its error stream.
     let mut shell = Command::new("sh");
     shell.args(["-c", "exec cargo \"$@\" 2>&1", "sh"]).args(cargo_fuzz("run"));
-    shell.args([&found, &workspace::root().join(corpus(name)), &seeds]);
+    shell.args([&found, &corpus(folder, name), &seeds]);
     shell.arg("--").arg(format!("-max_total_time={seconds}")).args([MAX_LENGTH, "-print_final_stats=1"]);
     shell.args(BOUNDS).arg(format!("-artifact_prefix={}/", crashes.display()));
     let start = Instant::now();
     let mut inputs = None;
-    let ended = process::tee(in_crate(&mut shell), |line| inputs = executed(line).or(inputs));
+    let ended = process::tee(in_folder(&mut shell, folder), |line| inputs = executed(line).or(inputs));
     let seconds = start.elapsed().as_secs_f64();
     let inputs = inputs.unwrap_or(0);
     let crashes: Vec<_> =
@@ -121,19 +124,19 @@ fn fuzz(name: &str, seconds: u64) -> Result<Outcome> {
     Ok(Outcome { seconds, inputs, new, crashes, ended_well: ended.is_ok() })
 }
 
-/// A cargo that picks its own compiler, in the crate's folder.
-fn command() -> Command {
+/// A cargo that picks its own compiler, in a crate's folder.
+fn command(folder: &Path) -> Command {
     let mut cargo = Command::new("cargo");
-    in_crate(&mut cargo);
+    in_folder(&mut cargo, folder);
     cargo
 }
 
 /// Runs it where the targets are. The stable cargo that runs us must not pass its compiler on to the nightly one.
-fn in_crate(command: &mut Command) -> &mut Command {
+fn in_folder<'a>(command: &'a mut Command, folder: &Path) -> &'a mut Command {
     for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUST_RECURSION_COUNT"] {
         command.env_remove(variable);
     }
-    command.current_dir(workspace::root().join(CRATE))
+    command.current_dir(folder)
 }
 
 /// The number of inputs tried, from libFuzzer's final statistics.
@@ -141,23 +144,27 @@ fn executed(line: &str) -> Option<u64> {
     line.strip_prefix("stat::number_of_executed_units:")?.trim().parse().ok()
 }
 
-fn corpus(name: &str) -> String {
-    format!("{CRATE}/fuzz/corpus/{name}")
+fn corpus(folder: &Path, name: &str) -> PathBuf {
+    folder.join("fuzz/corpus").join(name)
 }
 
-/// The names of the targets.
-fn targets() -> Result<Vec<String>> {
-    let folder = workspace::root().join(CRATE).join("fuzz/targets");
-    let files = files_below(&folder)?;
-    let mut names: Vec<_> =
-        files.iter().filter_map(|path| path.file_stem()?.to_str()).map(str::to_owned).collect();
-    names.sort_unstable();
-    Ok(names)
+/// Every target, and the folder of its crate.
+fn targets() -> Result<BTreeMap<String, PathBuf>> {
+    let mut targets = BTreeMap::new();
+    for folder in CRATES.iter().map(|folder| workspace::root().join(folder)) {
+        for path in files_below(&folder.join("fuzz/targets"))? {
+            let name = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+            if targets.insert(name.to_owned(), folder.clone()).is_some() {
+                bail!("two fuzz targets are named {name}");
+            }
+        }
+    }
+    Ok(targets)
 }
 
 /// Fails, saying what to do, if a tool is not there.
 fn needs(what: &str, words: &[&str], how: &str) -> Result<()> {
-    let outcome = process::capture(command().args(words));
+    let outcome = process::capture(command(workspace::root()).args(words));
     outcome.map(drop).with_context(|| format!("fuzzing needs {what}, which is not installed: {how}"))
 }
 
@@ -192,10 +199,10 @@ mod tests {
     #[test]
     fn every_target_has_a_corpus_and_an_entry() {
         let targets = targets().unwrap();
-        assert!(targets.contains(&"safetensors_header".to_owned()), "{targets:?}");
-        let manifest = fs::read_to_string(workspace::root().join(CRATE).join("fuzz/Cargo.toml")).unwrap();
-        for name in targets {
-            assert!(!files_below(&workspace::root().join(corpus(&name))).unwrap().is_empty(), "{name}");
+        assert!(targets.contains_key("safetensors_header"), "{targets:?}");
+        for (name, folder) in targets {
+            let manifest = fs::read_to_string(folder.join("fuzz/Cargo.toml")).unwrap();
+            assert!(!files_below(&corpus(&folder, &name)).unwrap().is_empty(), "{name}");
             assert!(manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")), "{name}");
         }
     }

@@ -8,9 +8,9 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::error::{QuantError, Result};
-use crate::ggml;
 use crate::parts::Parts;
 use crate::weight::{Format, Part, QuantWeight};
+use crate::{formats, ggml};
 
 /// Elements of a piece that one thread decodes: enough to be worth a task, few enough to stay in the second-level cache.
 const PIECE: usize = 1 << 15;
@@ -78,7 +78,7 @@ pub fn dequantize(
     match target {
         Target::F32(out) => pieces(&*decoder, first, out, straight),
         Target::Bf16(out) => pieces(&*decoder, first, out, |decoder, first, out| {
-            through(decoder, first, out, |from, to| to.convert_from_f32_slice(from));
+            through(decoder, first, out, to_bf16);
         }),
         Target::F16(out) => pieces(&*decoder, first, out, |decoder, first, out| {
             through(decoder, first, out, |from, to| to.convert_from_f32_slice(from));
@@ -91,6 +91,10 @@ pub fn dequantize(
 fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<Box<dyn Decode + 'a>> {
     match weight.format {
         Format::Ggml(kind) => ggml::decoder(weight, kind, parts),
+        Format::Scaled(scaled) => formats::scaled::decoder(weight, scaled, parts),
+        Format::Bnb4(format) => formats::bnb::decoder(weight, format, parts),
+        Format::QuantoBits(format) => formats::quanto::decoder(weight, format, parts),
+        Format::W4A8(format) => formats::w4a8::decoder(weight, format, parts),
     }
 }
 
@@ -163,5 +167,35 @@ fn through<T>(decoder: &dyn Decode, first: usize, out: &mut [T], pass: impl Fn(&
         let (from, to) = (at.max(begin), (at + length).min(end));
         pass(&decoded[from - at..to - at], &mut out[from - begin..to - begin]);
         at += length;
+    }
+}
+
+/// Rounds to the nearest, ties to even. Without branches, which the compiler turns into vector code.
+fn to_bf16(from: &[f32], to: &mut [bf16]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        let bits = from.to_bits();
+        // Wraps around for NaN only, which is not taken from there.
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        // A NaN stays one, also where the bits that made it one were the low ones.
+        let quiet = bits >> 16 | 0x40;
+        *to = bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded } as u16);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_to_bf16_is_that_of_the_half_crate() {
+        let high = 0..=u32::from(u16::MAX);
+        for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            let from: Vec<f32> = high.clone().map(|high| f32::from_bits(high << 16 | low)).collect();
+            let mut to = vec![bf16::ZERO; from.len()];
+            to_bf16(&from, &mut to);
+            for (from, to) in from.iter().zip(to) {
+                assert_eq!(to.to_bits(), bf16::from_f32(*from).to_bits(), "{:#x}", from.to_bits());
+            }
+        }
     }
 }

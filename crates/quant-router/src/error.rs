@@ -85,4 +85,66 @@ pub enum QuantError {
         /// Numbers that were asked for.
         need: u64,
     },
+    /// What a file says of a layer's format cannot be read.
+    #[error("{tensor:?} says how {layer:?} is quantized and cannot be read: {why}")]
+    Marker {
+        /// The layer.
+        layer: String,
+        /// The tensor or metadata key that says it.
+        tensor: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A packed weight without the scale that it needs.
+    #[error("{layer:?} is stored as {kind} and has no scale, but {evidence}")]
+    NoScale {
+        /// The layer.
+        layer: String,
+        /// How it is stored.
+        kind: String,
+        /// What says that it needs one.
+        evidence: String,
+    },
+    /// Two scales of one weight that differ.
+    #[error("{layer:?} has two scales that differ: {first:?} and {second:?}")]
+    ScalesDiffer {
+        /// The layer.
+        layer: String,
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A part of a type or shape that does not fit its weight.
+    #[error("{tensor:?} of {layer:?} is {have} and should be {need}")]
+    PartKind {
+        /// The layer.
+        layer: String,
+        /// The tensor.
+        tensor: String,
+        /// Its type and shape.
+        have: String,
+        /// What would fit.
+        need: String,
+    },
+    /// What a file says of a layer is not what its tensors are.
+    #[error("the file says that {layer:?} is {says}, and its tensors are {found}")]
+    Contradiction {
+        /// The layer.
+        layer: String,
+        /// The format that is said.
+        says: String,
+        /// What is there.
+        found: String,
+    },
+    /// A layer that is quantized in a way that nobody here understands.
+    #[error("{layer:?} is quantized ({tensor:?} says so) in a way that is not understood: {why}")]
+    NotUnderstood {
+        /// The layer.
+        layer: String,
+        /// The tensor that says so.
+        tensor: String,
+        /// What is not understood.
+        why: String,
+    },
 }

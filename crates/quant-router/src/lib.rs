@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod dequantize;
+pub mod detect;
 mod error;
+pub mod formats;
 pub mod ggml;
 mod parts;
 mod weight;

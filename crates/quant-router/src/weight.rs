@@ -8,6 +8,7 @@ use checkpoint::{TensorInfo, TensorType};
 use serde::{Serialize, Serializer};
 
 use crate::error::{QuantError, Result};
+use crate::formats::{Bnb4, QuantoBits, Scaled, W4A8};
 
 /// How a weight is packed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -15,13 +16,25 @@ use crate::error::{QuantError, Result};
 pub enum Format {
     /// Blocks of ggml, which hold their scales: one part.
     Ggml(#[serde(serialize_with = "as_text")] GgmlType),
+    /// Packed numbers times a scale of their tensor, row or block, which is a part of its own.
+    Scaled(Scaled),
+    /// Indexes of 4 bits, as bitsandbytes packs them.
+    Bnb4(Bnb4),
+    /// Numbers of 4 or 2 bits, as optimum-quanto packs them.
+    QuantoBits(QuantoBits),
+    /// Numbers of 4 bits that stand for INT8 ones.
+    W4A8(W4A8),
 }
 
 impl Format {
-    /// The elements that share a scale, as rows × columns of the logical matrix.
+    /// The elements that share a scale, as rows × columns of the logical matrix; `u64::MAX` for all there are.
     pub fn block(&self) -> [u64; 2] {
         match self {
             Self::Ggml(kind) => [1, kind.block_elements()],
+            Self::Scaled(scaled) => scaled.block(),
+            Self::Bnb4(format) => [1, format.block],
+            Self::QuantoBits(format) => [1, format.group],
+            Self::W4A8(format) => [1, format.group],
         }
     }
 }
@@ -30,6 +43,10 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ggml(kind) => write!(f, "{kind}"),
+            Self::Scaled(scaled) => write!(f, "{scaled}"),
+            Self::Bnb4(format) => write!(f, "{format}"),
+            Self::QuantoBits(format) => write!(f, "{format}"),
+            Self::W4A8(format) => write!(f, "{format}"),
         }
     }
 }
@@ -44,10 +61,14 @@ pub enum PartRole {
     Scale,
     /// What scales are multiplied with in turn.
     GlobalScale,
+    /// What makes packed numbers of a group those of their row.
+    GroupScale,
     /// What is subtracted from packed numbers.
     ZeroPoint,
     /// The numbers that packed ones are indexes of.
     Codebook,
+    /// The numbers that packed scales are indexes of.
+    ScaleCodebook,
     /// What inputs were divided by when they were quantized. Not part of the weight's numbers.
     InputScale,
     /// What inputs are multiplied with, by column.
@@ -66,8 +87,10 @@ impl fmt::Display for PartRole {
             Self::Data => "packed data",
             Self::Scale => "scale",
             Self::GlobalScale => "global scale",
+            Self::GroupScale => "group scale",
             Self::ZeroPoint => "zero point",
             Self::Codebook => "codebook",
+            Self::ScaleCodebook => "codebook of scales",
             Self::InputScale => "input scale",
             Self::InputFactor => "input factor",
             Self::LowRankDown => "low-rank down part",
@@ -139,6 +162,21 @@ impl QuantWeight {
             }),
             kind => Err(QuantError::NotQuantized { layer: tensor.name.clone(), kind: kind.to_string() }),
         }
+    }
+
+    /// The same weight in the shape that a model gives it. Only formats whose blocks follow each other through the whole weight can
+    /// be reshaped; files of quanto do not say a weight's shape, and it is described by rows of one group.
+    pub fn with_shape(mut self, shape: &[u64]) -> Result<Self> {
+        let before = self.elements()?;
+        let flat = matches!(self.format, Format::Bnb4(_) | Format::QuantoBits(_));
+        let old = std::mem::replace(&mut self.shape, shape.to_vec());
+        if old == shape {
+            return Ok(self);
+        }
+        if !flat || self.elements()? != before {
+            return Err(self.bad_shape("the file has it in another"));
+        }
+        Ok(self)
     }
 
     /// The part with this role.

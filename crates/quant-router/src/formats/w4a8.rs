@@ -1,0 +1,113 @@
+//! W4A8: numbers of 4 bits that stand for INT8 numbers, which stand for the weight's.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::numbers::Number;
+use crate::dequantize::{Decode, part_bytes};
+use crate::error::{QuantError, Result};
+use crate::parts::Parts;
+use crate::weight::{PartRole, QuantWeight};
+
+/// Two numbers a byte, the first in the lower half. In INT8 each is its level × the group's scale ([`PartRole::GroupScale`]), rounded to
+/// the nearest of -127 … 127, ties to even; the weight's number is that × the row's scale ([`PartRole::Scale`]), plus the
+/// group's [`PartRole::Correction`] if there is one, which is kept by columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct W4A8 {
+    /// Columns of a group.
+    pub group: u64,
+    /// Whether levels are those of [`PartRole::Codebook`]; otherwise -8 … 7.
+    pub codebook: bool,
+    /// Whether there are corrections.
+    pub correction: bool,
+}
+
+impl fmt::Display for W4A8 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "W4A8 with a scale for {}", self.group)
+    }
+}
+
+/// The decoder of such a weight, all sizes checked.
+pub(crate) fn decoder<'a>(
+    weight: &QuantWeight,
+    format: W4A8,
+    parts: &'a dyn Parts,
+) -> Result<Box<dyn Decode + 'a>> {
+    let elements = weight.elements()?;
+    let (rows, columns) = (weight.rows()?, weight.columns());
+    let group = format.group.max(1);
+    if !columns.is_multiple_of(group) || !columns.is_multiple_of(2) {
+        return Err(weight.bad_shape("its rows are no whole groups and bytes"));
+    }
+    let data = part_bytes(weight, weight.needs(PartRole::Data)?, parts, elements / 2)?;
+    let numbers = |role, count: u64| -> Result<(&'a [u8], Number)> {
+        let part = weight.needs(role)?;
+        let number = Number::of(part.kind).ok_or_else(|| QuantError::PartKind {
+            layer: weight.name.clone(),
+            tensor: part.tensor.clone(),
+            have: part.kind.to_string(),
+            need: "numbers".into(),
+        })?;
+        Ok((part_bytes(weight, part, parts, count.saturating_mul(number.bytes() as u64))?, number))
+    };
+    let groups = rows.saturating_mul(columns / group);
+    let mut levels: [f32; 16] = std::array::from_fn(|code| code as f32 - 8.0);
+    if format.codebook {
+        let (bytes, number) = numbers(PartRole::Codebook, 16)?;
+        levels = std::array::from_fn(|code| number.at(bytes, code));
+    }
+    let correction = if format.correction { Some(numbers(PartRole::Correction, groups)?) } else { None };
+    Ok(Box::new(Decoder {
+        data,
+        levels,
+        groups: numbers(PartRole::GroupScale, groups)?,
+        scales: numbers(PartRole::Scale, rows)?,
+        correction,
+        rows: rows as usize,
+        columns: (columns as usize).max(1),
+        group: group as usize,
+    }))
+}
+
+#[derive(Debug)]
+struct Decoder<'a> {
+    data: &'a [u8],
+    levels: [f32; 16],
+    groups: (&'a [u8], Number),
+    scales: (&'a [u8], Number),
+    correction: Option<(&'a [u8], Number)>,
+    rows: usize,
+    columns: usize,
+    group: usize,
+}
+
+impl Decode for Decoder<'_> {
+    fn granule(&self) -> usize {
+        1
+    }
+
+    fn decode(&self, first: usize, out: &mut [f32]) {
+        let mut done = 0;
+        while done < out.len() {
+            let at = first + done;
+            let (row, column) = (at / self.columns, at % self.columns);
+            let run = (self.group - column % self.group).min(out.len() - done);
+            let group = column / self.group;
+            let factor = self.groups.1.at(self.groups.0, row * (self.columns / self.group) + group);
+            let scale = self.scales.1.at(self.scales.0, row);
+            let add = self.correction.map(|(bytes, number)| number.at(bytes, group * self.rows + row));
+            let level = |level: f32| {
+                let number = (level * factor).round_ties_even().clamp(-127.0, 127.0) * scale;
+                add.map_or(number, |add| number + add)
+            };
+            let numbers = self.levels.map(level);
+            for (index, number) in (at..).zip(&mut out[done..done + run]) {
+                let code = self.data[index / 2] >> (4 * (index % 2)) & 15;
+                *number = numbers[usize::from(code)];
+            }
+            done += run;
+        }
+    }
+}
