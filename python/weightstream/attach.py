@@ -54,7 +54,7 @@ def attach(
     look_ahead: the most units that are copied ahead of the one that computes; None lets the planner choose.
     towers: the lists of repeated blocks to stream, by name or module; None finds them.
     pinned_memory: whether the weights' host memory is page-locked, as far as machine and control group allow: the link is
-        then used fully. False locks nothing but a staging ring of at most 256 MiB, through which weights are copied from
+        then used fully. False locks nothing but a staging ring of at most 128 MiB, through which weights are copied from
         memory or read from their file; bytes or a text like "8GiB" is the most that this process may lock beside it.
 
     The model then computes on the device, with the same bits out. Inputs go to `attachment.device`. Parameters do not

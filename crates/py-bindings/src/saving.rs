@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use checkpoint::safetensors::dtype_from_name;
-use checkpoint::{TensorOut, WriteOptions};
+use checkpoint::{Order, TensorOut, WriteOptions};
 use pyo3::prelude::*;
 
 use crate::dlpack;
@@ -39,6 +39,8 @@ pub(crate) fn save(
             metadata,
             cancel: Some(cancel.clone()),
             progress: Some(Arc::new(move |bytes| done.store(bytes, Ordering::Relaxed))),
+            // Weights then start at pages, where they can be locked and read directly without their neighbours.
+            order: Order::Aligned,
             ..WriteOptions::default()
         };
         checkpoint::write(&path, &out, &options)
