@@ -21,17 +21,19 @@ pub(super) fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
 pub(super) fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let (high, quants, packed) = (take::<32>(block, 0), take::<64>(block, 32), take::<12>(block, 96));
     let d = half(block, 108);
-    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+    let (mut scales, mut numbers) = ([0.0; 16], [0; 256]);
+    for (index, scale) in scales.iter_mut().enumerate() {
         let low = packed[index % 8] >> (4 * (index / 8)) & 15;
-        let scale = low | (packed[8 + index % 4] >> (2 * (index / 4)) & 3) << 4;
-        let scale = d * f32::from(scale.cast_signed() - 32);
-        let (at, shift) = two_bits(index);
-        let high = take::<16>(&high, 16 * (index % 2));
-        for ((out, byte), high) in out.iter_mut().zip(take::<16>(&quants, at)).zip(high) {
-            let quant = (byte >> shift & 3) | (high >> (index / 2) & 1) << 2;
-            *out = scale * f32::from(quant.cast_signed() - 4);
+        let bits = low | (packed[8 + index % 4] >> (2 * (index / 4)) & 3) << 4;
+        *scale = d * f32::from(bits.cast_signed() - 32);
+    }
+    for (index, row) in numbers.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let quants = take::<32>(&quants, 32 * (index / 4));
+        for ((number, quant), high) in row.iter_mut().zip(quants).zip(high) {
+            *number = (quant >> (2 * (index % 4)) & 3 | (high >> index & 1) << 2).wrapping_sub(4);
         }
     }
+    scaled(&scales, &numbers, out);
 }
 
 /// Where the 16 two-bit numbers of a group lie in their 64 bytes: from which byte on, and how far to shift.
@@ -89,15 +91,29 @@ fn scales_and_minima(block: &[u8]) -> ([f32; 8], [f32; 8]) {
 pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (low, high, scales) = (take::<128>(block, 0), take::<64>(block, 128), take::<16>(block, 192));
     let d = half(block, 208);
-    for (index, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        // Halves of 128 elements are four rows of 32: two of low nibbles, two of high ones.
-        let (half, row, side) = (index / 8, index / 2 % 4, 16 * (index % 2));
-        let scale = d * signed(scales[index]);
-        let low = take::<16>(&low, 64 * half + 32 * (row % 2) + side);
-        let high = take::<16>(&high, 32 * half + side);
-        for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
-            let quant = (low >> (4 * (row / 2)) & 15) | (high >> (2 * row) & 3) << 4;
-            *out = scale * f32::from(quant.cast_signed() - 32);
+    let mut numbers = [0; 256];
+    // Halves of 128 elements are four rows of 32: the low nibbles of 64 bytes, then their high ones.
+    for (half, rows) in numbers.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let (low, high) = (take::<64>(&low, 64 * half), take::<32>(&high, 32 * half));
+        for (index, row) in rows.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let low = take::<32>(&low, 32 * (index % 2));
+            for ((number, low), high) in row.iter_mut().zip(low).zip(high) {
+                let low = if index < 2 { low & 15 } else { low >> 4 };
+                *number = (low | (high >> (2 * index) & 3) << 4).wrapping_sub(32);
+            }
+        }
+    }
+    scaled(&scales.map(|scale| d * signed(scale)), &numbers, out);
+}
+
+/// Signed bytes times the scale of their sixteen. A pass of its own over numbers in memory: what precedes it is done on
+/// sixteen bytes at once, this on four numbers, and in one loop it would all be four.
+#[inline]
+fn scaled(scales: &[f32; 16], numbers: &[u8; 256], out: &mut [f32; 256]) {
+    let groups = out.as_chunks_mut::<16>().0.iter_mut().zip(numbers.as_chunks::<16>().0);
+    for ((out, numbers), scale) in groups.zip(scales) {
+        for (out, number) in out.iter_mut().zip(numbers) {
+            *out = scale * signed(*number);
         }
     }
 }
