@@ -162,3 +162,53 @@ def test_twenty_cycles_return_everything(tmp_path: Path) -> None:
     for _ in range(20):
         cycle()
     assert state() == before
+
+
+def overwritten(path: Path) -> None:
+    """Writes zeros over a part of a file, in place."""
+    with open(path, "r+b") as file:
+        file.seek(1 << 16)
+        file.write(bytes(1 << 20))
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_file_changed_in_place_is_an_error_also_outside_steps(loaded: Towered, tmp_path: Path, pinned: bool) -> None:
+    expected = run(made().requires_grad_(False), inputs())
+    with torch.inference_mode(), attach(loaded, pinned_memory=pinned) as attachment:
+        for _ in range(2):
+            assert same_bits(run(loaded, inputs()), expected)
+        assert attachment.report()["in_files"]
+        overwritten(tmp_path / "x.safetensors")
+        with pytest.raises(CheckpointError, match="x.safetensors"):
+            for block in loaded.blocks:
+                block(torch.randn(1, 724))
+        with pytest.raises(CheckpointError, match="x.safetensors"), attachment.resident(loaded.blocks[0]):
+            pass
+        with pytest.raises(CheckpointError, match="x.safetensors"):
+            run(loaded, inputs())
+
+
+def test_a_file_changed_in_a_step_is_an_error_of_that_step(loaded: Towered, tmp_path: Path) -> None:
+    with torch.inference_mode(), attach(loaded) as attachment:
+        for _ in range(2):
+            run(loaded, inputs())
+        assert attachment.report()["in_files"]
+        hook = loaded.blocks[2].register_forward_pre_hook(lambda *_: overwritten(tmp_path / "x.safetensors"))
+        with pytest.raises(CheckpointError, match="x.safetensors"):
+            run(loaded, inputs())
+        hook.remove()
+
+
+def test_host_bytes_of_a_cut_file_are_an_error_and_no_dead_process(loaded: Towered, tmp_path: Path) -> None:
+    with torch.inference_mode(), attach(loaded) as attachment:
+        run(loaded, inputs())
+        names = [name for name in attachment.report()["in_files"] if name.startswith("blocks.5")]
+        assert names
+        os.truncate(tmp_path / "x.safetensors", 1 << 16)
+        weight = loaded.blocks[5].weight
+        for read in (weight.cpu, weight.sum, weight.__repr__, lambda: weight.__deepcopy__({})):
+            with pytest.raises(CheckpointError, match="x.safetensors"):
+                read()
+        with pytest.raises(CheckpointError, match="x.safetensors"):
+            offload.save_model(loaded, tmp_path / "copy.safetensors")
+        assert not (tmp_path / "copy.safetensors").exists()

@@ -31,7 +31,7 @@ SCRIPT = """
 
     def polled():
         polls.extend(phases[-1:])
-        if polls.count("Applying Weights") == 4:
+        if polls.count("Applying Weights") == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return False
 

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from offload_files import SPELLED, encoded, same, write
 
@@ -239,3 +240,23 @@ def test_a_file_cut_after_opening_is_an_error_when_it_is_converted(tmp_path: Pat
     with pytest.raises(CheckpointError, match=r"x\.safetensors.*(bias|weight)|(bias|weight).*x\.safetensors"):
         offload.load_model_data(target, tmp_path / "x.safetensors", pre_load_callback=cut_now)
     assert target.weight.is_meta and target.bias.is_meta
+
+
+def test_a_header_whose_length_begins_as_a_pickle_does_is_read(tmp_path: Path) -> None:
+    """Lengths are multiples of 8: one in 32 has the first byte of a pickle, one in 16,384 its version, too."""
+    seen = set()
+    for letters in range(1, 700):
+        path = tmp_path / "x.safetensors"
+        safetensors.torch.save_file({"w" * letters: torch.arange(4.0)}, path)
+        with open(path, "rb") as file:
+            head = file.read(2)
+        if head[0] == 0x80 and head not in seen:
+            seen.add(head)
+            assert torch.equal(offload.load_sd(path)[0]["w" * letters], torch.arange(4.0))
+    assert {b"\x80\x00", b"\x80\x02"} <= seen
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError):
+        offload.load_sd(tmp_path / "pipe")

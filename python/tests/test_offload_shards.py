@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from offload_files import empty, encoded, same, small, weights, write
 
@@ -111,3 +112,12 @@ def test_a_list_of_files_is_one_model_and_no_name_wins_twice(tmp_path: Path) -> 
     third = write(tmp_path / "third.safetensors", dict(names[:1]))
     with pytest.raises(CheckpointError, match=rf"{names[0][0]}.*first\.safetensors.*third\.safetensors"):
         offload.load_sd([first, second, third])
+
+
+def test_all_shards_given_one_by_one_are_read_once(tmp_path: Path) -> None:
+    paths = []
+    for number in (1, 2, 3):
+        paths.append(tmp_path / f"model-{number:05}-of-00003.safetensors")
+        safetensors.torch.save_file({f"k{number}": torch.full((2,), float(number))}, paths[-1])
+    sd, _, _ = offload.load_sd(paths)
+    assert {name: value.tolist() for name, value in sd.items()} == {f"k{n}": [float(n)] * 2 for n in (1, 2, 3)}

@@ -153,8 +153,7 @@ def test_old_t5_names_mean_the_encoder(tmp_path: Path) -> None:
 
 
 def test_names_in_the_hubs_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     repository = tmp_path / "hub" / "models--someone--model"
     (repository / "refs").mkdir(parents=True)

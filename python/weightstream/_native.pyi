@@ -25,6 +25,9 @@ def save(
 def mapped(address: int, size: int) -> tuple[str, int] | None:
     """The file and offset behind these bytes, if all of them lie in one file mapped by `Checkpoint.map`."""
 
+def check_mapped(tensors: list[tuple[str, int, int]]) -> None:
+    """Raises CheckpointError if the file behind one of these, name, address and bytes, has changed since it was mapped."""
+
 def read_mapped(name: str, address: int, size: int, target: int) -> bool:
     """Copies such bytes to `target`: from the file, and from memory where they were changed. False if they are of no
     mapped file; then nothing is done. A file that was cut is an error that names `name`."""

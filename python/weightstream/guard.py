@@ -16,6 +16,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
+from ._native import check_mapped
 from .errors import StateError
 
 __all__ = ["ManagedParameter", "ParameterGuard", "managed_class"]
@@ -62,8 +63,14 @@ class ParameterGuard:
     present: Callable[[], bool]
     """Whether the memory behind it holds its bytes now."""
 
+    def check(self) -> None:
+        """Raises CheckpointError if the host bytes lie in a file that was changed: reading them could end the process."""
+        host = self.host
+        check_mapped([(self.name, host.untyped_storage().data_ptr(), host.untyped_storage().nbytes())])
+
     def copy(self) -> torch.Tensor:
         """A tensor of its own with the parameter's bytes, so that a reader cannot change what is streamed."""
+        self.check()
         with torch.inference_mode(False), torch.no_grad():
             return self.host.clone(memory_format=torch.preserve_format)
 
@@ -95,10 +102,12 @@ class ManagedParameter(nn.Parameter):
 
     def __reduce_ex__(self, protocol: int) -> Any:
         guard = self._weightstream
+        guard.check()
         return nn.Parameter(guard.host, requires_grad=guard.requires_grad).__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         guard = self._weightstream
+        guard.check()
         return f"ManagedParameter {guard.name} on {self.device}, host bytes:\n{guard.host!r}"
 
 

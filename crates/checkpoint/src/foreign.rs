@@ -38,9 +38,7 @@ impl Foreign {
             () if is(b"version https://git-lfs") => Self::LfsPointer { size: pointer_size(start) },
             () if is(b"PK\x03\x04") => Self::Zip,
             () if is(b"GGUF") => Self::Gguf,
-            () if is(b"\x80") && start.get(1).is_some_and(|version| (2..=5).contains(version)) => {
-                Self::Pickle
-            }
+            () if is_pickle(start) => Self::Pickle,
             () if text.starts_with(b"<") && is_text(start) => Self::Page,
             () if text.starts_with(b"{") && is_text(start) => Self::Json,
             // Fewer letters than the header's length has bytes could be that length.
@@ -48,6 +46,12 @@ impl Foreign {
             () => return None,
         })
     }
+}
+
+/// Whether bytes begin a pickle of protocol 2 to 5. A header's length may have the same first bytes; JSON follows it then.
+fn is_pickle(start: &[u8]) -> bool {
+    let json = matches!(start.get(8), Some(b'{' | b' ' | b'\t' | b'\n' | b'\r'));
+    matches!(start, [0x80, 2..=5, ..]) && !json
 }
 
 /// Whether bytes are text, or a piece of it.

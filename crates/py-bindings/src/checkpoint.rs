@@ -141,6 +141,19 @@ pub(crate) fn mapped(address: u64, size: u64) -> Option<(OsString, u64)> {
     Some((span.file().path().to_owned().into_os_string(), span.offset()))
 }
 
+/// Raises if the file behind one of these tensors' bytes is no longer what it was when it was mapped. Reading those bytes
+/// would then give others, or end the process.
+#[pyfunction]
+pub(crate) fn check_mapped(tensors: Vec<(String, u64, u64)>) -> PyResult<()> {
+    for (name, address, size) in tensors {
+        let span = file_span(std::ptr::with_exposed_provenance(address as usize), size);
+        if let Some(Err(error)) = span.map(|span| span.file().check_unchanged()) {
+            return Err(Failure::new(Class::Checkpoint, format!("{name} cannot be read: {error}")).into());
+        }
+    }
+    Ok(())
+}
+
 /// Copies a mapped tensor's bytes, from the file where they are unchanged. False, and nothing done, if they are not of
 /// a mapped file.
 #[pyfunction]

@@ -31,6 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_driver::{Bytes, DeviceAddress, Driver, StreamHandle};
@@ -36,6 +37,8 @@ pub struct Offloader {
     pub(crate) names: Vec<String>,
     /// What was measured of the plan in place or one before it.
     pub(crate) pace: Mutex<Option<Pace>>,
+    /// Whether a step is under way, which has looked at the files; only a hint to spare looking at each visit.
+    pub(crate) in_step: AtomicBool,
 }
 
 /// An error with names where the engine has numbers.
@@ -131,22 +134,30 @@ impl Offloader {
     /// [`Engine::begin_step`].
     pub fn begin_step(&self, stream: StreamHandle) -> Result<()> {
         self.store.store.check_unchanged()?;
-        self.engine.begin_step(stream).map_err(|error| self.named(error))
+        self.engine.begin_step(stream).map_err(|error| self.named(error))?;
+        self.in_step.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// A step ends.
     ///
     /// # Errors
-    /// See [`Engine::end_step`].
+    /// A file of the model that was changed since the step began: what the step computed may be wrong. Else see
+    /// [`Engine::end_step`]. The step has ended all the same.
     pub fn end_step(&self, stream: StreamHandle) -> Result<()> {
-        Ok(self.engine.end_step(stream)?)
+        self.in_step.store(false, Ordering::Relaxed);
+        self.engine.end_step(stream)?;
+        Ok(self.store.store.check_unchanged()?)
     }
 
     /// A unit's turn begins, for work submitted to `stream` from here on.
     ///
     /// # Errors
-    /// See [`Engine::enter`].
+    /// Outside a step, a file of the model that is no longer what it was. Else see [`Engine::enter`].
     pub fn enter(&self, unit: UnitId, stream: StreamHandle) -> Result<()> {
+        if !self.in_step.load(Ordering::Relaxed) {
+            self.store.store.check_unchanged()?;
+        }
         self.engine.enter(unit, stream).map_err(|error| self.named(error))
     }
 
@@ -160,6 +171,7 @@ impl Offloader {
 
     /// Gives up a step whose thread will not end it.
     pub fn abandon_step(&self) {
+        self.in_step.store(false, Ordering::Relaxed);
         self.engine.abandon_step();
     }
 
@@ -267,8 +279,10 @@ impl Offloader {
     /// Keeps tensors present until [`release`](Self::release), for use outside their turn. Gives the units to release.
     ///
     /// # Errors
-    /// See [`Engine::hold`]: units that share ring memory cannot be held together.
+    /// A file of the model that is no longer what it was. Else see [`Engine::hold`]: units that share ring memory cannot be
+    /// held together.
     pub fn hold(&self, tensors: &[TensorId], stream: StreamHandle) -> Result<Vec<UnitId>> {
+        self.store.store.check_unchanged()?;
         let mut units = BTreeSet::new();
         for &tensor in tensors {
             units.extend(self.unit_of(tensor)?);

@@ -1,6 +1,7 @@
 //! A planned model that takes its bytes group by group, and starts.
 #![forbid(unsafe_code)]
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use gpu_driver::{Bytes, Driver};
@@ -98,6 +99,7 @@ impl PlannedOffloader {
             store,
             names: self.names,
             pace: Mutex::new(None),
+            in_step: AtomicBool::new(false),
         })
     }
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _native
+from ..errors import WeightsError
 
 __all__ = ["Converter", "DtypeRules"]
 
@@ -33,6 +34,11 @@ class DtypeRules:
     """The type of all of them; None keeps the checkpoint's."""
     fp32: Optional[torch.dtype]
     """Without a default: the type for those that are float32."""
+
+    def __post_init__(self) -> None:
+        for name, given in (("default_dtype", self.default), ("fp32_dtype", self.fp32)):
+            if given is not None and not (isinstance(given, torch.dtype) and given.is_floating_point):
+                raise WeightsError(f"{name} is {given!r}; give a floating-point torch.dtype, such as torch.bfloat16, or None")
 
     def target(self, module: nn.Module, attributes: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
         """The type for a parameter of `module`, by its own attributes and its type in the checkpoint.

@@ -18,7 +18,7 @@ from .dtypes import DtypeRules
 from .fused import split_fused
 from .progress import Progress, progress_of
 from .renaming import chosen, filtered, guessed_prefix, preprocess, without_prefix
-from .sources import Source, StateDict, as_list, merge, paths_of, read_source
+from .sources import Source, StateDict, as_list, merge, paths_of, read_source, read_sources
 from .unavailable import QuantizationType, qint8, refuse_quantized, refuse_quantizing
 
 __all__ = ["fast_load_transformers_model", "load_model_data", "load_sd"]
@@ -187,7 +187,7 @@ def _read(sources: list[Any], progress: Progress, wanted: Optional[Callable[[str
     progress.phase("Reading Weights", 0, 3)
     if not sources:
         raise WeightsError("no files were given to load weights from")
-    return merge([read_source(source, progress, wanted) for source in sources])
+    return merge(read_sources(sources, progress, wanted))
 
 
 def _load(
@@ -212,7 +212,7 @@ def _load(
     if any(MARK in module.__dict__ for module in model.modules()):
         raise StateError(f"this {type(model).__name__} is attached; detach it before loading other weights into it")
     progress.phase("Reading Weights", 0, 3)
-    main = [read_source(source, progress) for source in sources]
+    main = read_sources(sources, progress)
     extra = [
         _shared_source(source) if _is_shared(source) else read_source(source, progress) for source in as_list(modules)
     ]

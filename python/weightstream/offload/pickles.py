@@ -6,7 +6,9 @@ refused. Zip archives are mapped, so that their tensors are zero-copy; the older
 
 from __future__ import annotations
 
+import os
 import pickle
+import stat
 import zipfile
 from typing import Any
 
@@ -26,11 +28,18 @@ _MOST_PICKLE = 64 << 20
 def is_pickle(path: str) -> bool:
     """Whether a file begins as a pickle or a zip archive does."""
     try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return False  # opening a pipe would wait for its other end; who opens the path refuses it
         with open(path, "rb") as file:
-            head = file.read(4)
+            head = file.read(9)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    return head.startswith(b"PK\x03\x04") or head[:1] == b"\x80"
+    if head.startswith(b"PK\x03\x04"):
+        return True
+    # A safetensors header's length may begin with the same byte; JSON follows it.
+    length = int.from_bytes(head[:8], "little")
+    return head[:1] == b"\x80" and not (head[8:9] in b"{ \t\r\n" and length + 8 <= status.st_size)
 
 
 def load_pickle(path: str) -> dict[str, Tensor]:
@@ -39,7 +48,10 @@ def load_pickle(path: str) -> dict[str, Tensor]:
     UnsafeCheckpointError if it holds more than tensors and plain values; CheckpointError if it cannot be read or has no
     tensors.
     """
-    archive = zipfile.is_zipfile(path)
+    try:
+        archive = zipfile.is_zipfile(path)
+    except Exception as error:
+        raise CheckpointError(f"{path} is no whole zip archive: {error}") from None
     if archive:
         _check_archive(path)
     try:
@@ -68,7 +80,7 @@ def _check_archive(path: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except Exception as error:  # whatever a damaged directory makes the module stumble over
         raise CheckpointError(f"{path} is no whole zip archive: {error}") from None
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:

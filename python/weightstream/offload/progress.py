@@ -71,6 +71,8 @@ def loading_context(
 
     The context is that of the thread or task, so loads elsewhere are not seen.
     """
+    if callback is not None and not isinstance(callback, LoadingCallback):
+        raise TypeError(f"loading_context takes a LoadingCallback or None, not a {type(callback).__name__}")
     token = _context.set((callback, {_key(path): str(name) for path, name in (model_ids or {}).items()}))
     try:
         if callback is not None:

@@ -51,6 +51,8 @@ def save_model(
         metadata = {"format": "pt", **encoded(config=_config(model, path, config_file_path), tied_weights_map=ties)}
         total = sum(tensor.nbytes for tensor in kept.values())
         rows = [_row(name, tensor) for name, tensor in kept.items()]
+        # Of an attached model too: its host bytes may lie in the file it was loaded from.
+        _native.check_mapped([(name, address, size) for name, _, _, address, size in rows])
         _native.save(path, rows, metadata, lambda done: progress.poll(done / max(total, 1)))
     except LoadingCancelled as error:
         raise error.with_traceback(None) from None

@@ -20,7 +20,7 @@ from .pickles import is_pickle, load_pickle
 from .progress import Progress
 from .tensors import map_tensors
 
-__all__ = ["Source", "StateDict", "as_list", "merge", "open_source", "paths_of", "read_source"]
+__all__ = ["Source", "StateDict", "as_list", "merge", "open_source", "paths_of", "read_source", "read_sources"]
 
 _PICKLE_INDEXES = (".bin.index.json", ".pt.index.json", ".pth.index.json")
 _FOLDER_PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
@@ -85,6 +85,21 @@ def read_source(source: Any, progress: Progress, wanted: Optional[Callable[[str]
             f"from a {type(source).__name__}"
         )
     return Source("the given weights", dict(sd), quantization_map or None, tied_map or None)
+
+
+def read_sources(
+    sources: Iterable[Any], progress: Progress, wanted: Optional[Callable[[str], bool]] = None
+) -> list[Source]:
+    """Reads several. A path that an earlier one stands for, as one shard does for all, is not read again."""
+    found: list[Source] = []
+    read: set[str] = set()
+    for source in sources:
+        if isinstance(source, (str, os.PathLike)) and os.path.realpath(source) in read:
+            continue
+        found.append(read_source(source, progress, wanted))
+        if len(found[-1].files) > 1:
+            read.update(map(os.path.realpath, found[-1].files))
+    return found
 
 
 def merge(sources: list[Source]) -> Source:
