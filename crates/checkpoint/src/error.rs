@@ -153,7 +153,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file was written to, cut or extended after it was opened.
-    #[error("{} was changed after it was opened: it had {was} bytes and has {size} now; load it again", path.display())]
+    #[error("{} was changed after it was opened: {}; load it again", path.display(), how_changed(*was, *size))]
     Changed {
         /// The file.
         path: PathBuf,
@@ -235,4 +235,12 @@ pub(crate) fn some(names: &[String]) -> String {
 /// How much room there is, for the middle of a sentence.
 fn room(free: Option<u64>) -> String {
     free.map_or(String::new(), |free| format!(" ({free} bytes are free there)"))
+}
+
+/// What is seen of a change: of one that keeps the size, only the time of the last write.
+fn how_changed(was: u64, size: u64) -> String {
+    if was == size {
+        return format!("it was written to, and still has {size} bytes");
+    }
+    format!("it had {was} bytes and has {size} now")
 }

@@ -108,7 +108,7 @@ pub enum HostError {
         message: String,
     },
     /// A file is no longer what it was when it was opened, so that its bytes may be of another model.
-    #[error("{} was changed while it is in use: it had {before}, it has {after}; load the model again", path.display())]
+    #[error("{} was changed while it is in use: {}; load the model again", path.display(), how_changed(*before, *after))]
     FileChanged {
         /// The file.
         path: PathBuf,
@@ -202,4 +202,12 @@ pub enum HostError {
     /// The driver failed a transfer or an event.
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+/// What is seen of a change: of one that keeps the size, only the time of the last write.
+fn how_changed(before: Bytes, after: Bytes) -> String {
+    if before == after {
+        return format!("it was written to, and still has {after}");
+    }
+    format!("it had {before}, it has {after}")
 }
