@@ -15,7 +15,7 @@ use crate::weight::QuantWeight;
 /// priority describes it, and among equals the one that was registered first.
 pub trait Handler: fmt::Debug + Send + Sync {
     /// What it is called in reports.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// Smaller numbers go first.
     fn priority(&self) -> u32 {

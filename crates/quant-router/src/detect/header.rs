@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 
+use checkpoint::safetensors::dtype_from_name;
 use checkpoint::{Checkpoint, TensorInfo, TensorType};
 
 use crate::error::{QuantError, Result};
@@ -91,7 +92,7 @@ pub(super) fn inside(module: &str, name: &str) -> String {
 
 /// Whether a tensor's elements are of the type that safetensors spells so.
 pub(super) fn is(tensor: &TensorInfo, kind: &str) -> bool {
-    matches!(tensor.kind, TensorType::Plain(_)) && tensor.kind.to_string() == kind
+    matches!(tensor.kind, TensorType::Plain(dtype) if dtype_from_name(kind) == Some(dtype))
 }
 
 /// Whether a tensor is FP8 that holds numbers, not scales.

@@ -86,7 +86,7 @@ impl Handlers {
             detection.hints.extend(described.hints);
             detection.notes.extend(described.notes.into_iter().map(|note| format!("{name:?}: {note}")));
             let weight = described.weight;
-            detection.weights.insert(name, Found { weight, handler: handler.name() });
+            detection.weights.insert(name, Found { weight, handler: handler.name().to_owned() });
         }
         detection.hints.retain(|hint| !owned.contains(hint));
         owned.extend(detection.hints.iter().cloned());
@@ -107,7 +107,7 @@ pub struct Found {
     /// The weight.
     pub weight: QuantWeight,
     /// The handler's name.
-    pub handler: &'static str,
+    pub handler: String,
 }
 
 /// What a model holds. Every tensor of it is in exactly one place: a part of a weight, a hint, or plain.

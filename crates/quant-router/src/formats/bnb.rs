@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::numbers::Number;
+use super::numbers::{Number, pairs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::Result;
 use crate::parts::Parts;
@@ -76,7 +76,8 @@ pub(crate) fn decoder<'a>(
             offset: f32::from_bits(nested.offset_bits),
         },
     };
-    let numbers = table(PartRole::Codebook, 16)?;
+    let codebook = bytes(PartRole::Codebook, 64)?;
+    let numbers = std::array::from_fn(|at| Number::F32.at(codebook, at));
     Ok(Box::new(Decoder { data, numbers, scales, block: format.block.max(1) as usize }))
 }
 
@@ -100,7 +101,7 @@ impl Scale<'_> {
 #[derive(Debug)]
 struct Decoder<'a> {
     data: &'a [u8],
-    numbers: Vec<f32>,
+    numbers: [f32; 16],
     scales: Scale<'a>,
     block: usize,
 }
@@ -116,11 +117,8 @@ impl Decode for Decoder<'_> {
             let at = first + done;
             let run = (self.block - at % self.block).min(out.len() - done);
             let scale = self.scales.at(at / self.block);
-            for (index, number) in (at..).zip(&mut out[done..done + run]) {
-                let byte = self.data[index / 2];
-                let code = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
-                *number = self.numbers[usize::from(code)] * scale;
-            }
+            let numbers = self.numbers.map(|number| number * scale);
+            pairs(self.data, at, &mut out[done..done + run], 4, &numbers);
             done += run;
         }
     }

@@ -58,6 +58,25 @@ pub fn e8m0(byte: u8) -> f32 {
     }
 }
 
+/// Numbers of 4 bits from the one with this index on: even ones are shifted right by `even` bits, odd ones by the other 4.
+pub(super) fn pairs(data: &[u8], first: usize, out: &mut [f32], even: u32, numbers: &[f32; 16]) {
+    let number = |byte: u8, shift: u32| numbers[usize::from(byte >> shift & 15)];
+    let odd = 4 - even;
+    let (head, rest) = out.split_at_mut((first % 2).min(out.len()));
+    if let [head] = head {
+        *head = number(data[first / 2], odd);
+    }
+    let mut pairs = rest.chunks_exact_mut(2);
+    let mut bytes = data[first.div_ceil(2)..].iter();
+    for (pair, &byte) in pairs.by_ref().zip(bytes.by_ref()) {
+        pair[0] = number(byte, even);
+        pair[1] = number(byte, odd);
+    }
+    if let ([last], Some(&byte)) = (pairs.into_remainder(), bytes.next()) {
+        *last = number(byte, even);
+    }
+}
+
 /// How the numbers of a scale, a zero point or a codebook are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]

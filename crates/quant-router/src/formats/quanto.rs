@@ -94,13 +94,17 @@ impl Decode for Decoder<'_> {
             let mask = (1_u8 << self.bits) - 1;
             let number = self.scale.1;
             let (scale, shift) = (number.at(self.scale.0, group), self.shift.1.at(self.shift.0, group));
-            for (out, &byte) in out[done..done + run].iter_mut().zip(&self.data[start..]) {
-                let code = f32::from(byte >> bit & mask);
-                *out = if self.shift.1.is_float() {
+            // All numbers that the group can have: there are fewer than elements.
+            let numbers: [f32; 16] = std::array::from_fn(|code| {
+                let code = code as f32;
+                if self.shift.1.is_float() {
                     number.round(number.round(scale * code) - shift)
                 } else {
                     number.round(scale * (code - shift))
-                };
+                }
+            });
+            for (out, &byte) in out[done..done + run].iter_mut().zip(&self.data[start..]) {
+                *out = numbers[usize::from(byte >> bit & mask)];
             }
             done += run;
         }

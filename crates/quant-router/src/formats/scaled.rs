@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::grid::{Grid, Order, swizzled};
-use super::numbers::{E2M1, E4M3, E5M2, I8, Number};
+use super::numbers::{E2M1, E4M3, E5M2, I8, Number, pairs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::{QuantError, Result};
 use crate::parts::Parts;
@@ -303,16 +303,8 @@ impl Decoder<'_> {
             Codes::E4m3 => whole(&E4M3, out),
             Codes::E5m2 => whole(&E5M2, out),
             Codes::Int8 => whole(&I8, out),
-            Codes::E2m1High => halves(self.data, first, out, 4),
-            Codes::E2m1Low => halves(self.data, first, out, 0),
+            Codes::E2m1High => pairs(self.data, first, out, 4, &E2M1),
+            Codes::E2m1Low => pairs(self.data, first, out, 0, &E2M1),
         }
-    }
-}
-
-/// Numbers of 4 bits; even ones are shifted right by `even` bits, odd ones by the other 4.
-fn halves(data: &[u8], first: usize, out: &mut [f32], even: u32) {
-    for (index, number) in (first..).zip(out) {
-        let shift = if index.is_multiple_of(2) { even } else { 4 - even };
-        *number = E2M1[usize::from(data[index / 2] >> shift & 15)];
     }
 }

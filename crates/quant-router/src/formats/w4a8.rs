@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::numbers::Number;
+use super::numbers::{Number, pairs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::{QuantError, Result};
 use crate::parts::Parts;
@@ -103,10 +103,7 @@ impl Decode for Decoder<'_> {
                 add.map_or(number, |add| number + add)
             };
             let numbers = self.levels.map(level);
-            for (index, number) in (at..).zip(&mut out[done..done + run]) {
-                let code = self.data[index / 2] >> (4 * (index % 2)) & 15;
-                *number = numbers[usize::from(code)];
-            }
+            pairs(self.data, at, &mut out[done..done + run], 0, &numbers);
             done += run;
         }
     }

@@ -119,3 +119,32 @@ fn parameters_that_are_no_weights_are_scaled_too() {
     let detection = file.detect().unwrap();
     assert_eq!(format(&detection, "mlp.experts.gate_up_proj"), "FP8 with a scale for 128 × 128");
 }
+
+#[test]
+fn a_marker_names_the_block() {
+    let layer = |marker: &str, dtype: &str, scale: &[u64]| {
+        let file =
+            File::default().tensor("a.weight", dtype, &[128, 192]).tensor("a.weight_scale", "F32", scale);
+        file.marker("a.comfy_quant", marker.as_bytes())
+    };
+    for (marker, dtype, scale, want) in [
+        (
+            r#"{"format":"float8_e4m3fn_blockwise","group_size":64}"#,
+            "F8_E4M3",
+            [2, 3],
+            "FP8 with a scale for 64 × 64",
+        ),
+        (
+            r#"{"format":"float8_e4m3fn_blockwise","group_size":32}"#,
+            "F8_E4M3",
+            [128, 6],
+            "FP8 with a scale for 1 × 32",
+        ),
+        (r#"{"format":"float8_e4m3fn_rowwise"}"#, "F8_E4M3", [128, 1], "FP8 with a scale a row"),
+        (r#"{"format":"int8_blockwise","group_size":128}"#, "I8", [1, 2], "INT8 with a scale for 128 × 128"),
+    ] {
+        assert_eq!(format(&layer(marker, dtype, &scale).detect().unwrap(), "a.weight"), want);
+    }
+    layer(r#"{"format":"float8_e4m3fn_blockwise","group_size":32}"#, "F8_E4M3", &[2, 3]).refused("a.weight");
+    layer(r#"{"format":"float8_e4m3fn_blockwise","group_size":0}"#, "F8_E4M3", &[2, 3]).refused("a.weight");
+}

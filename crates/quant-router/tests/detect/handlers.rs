@@ -11,7 +11,7 @@ use super::build::File;
 struct Own(&'static str, u32, &'static str);
 
 impl Handler for Own {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         self.0
     }
 
@@ -58,7 +58,7 @@ fn file() -> File {
         .tensor("b.weight_scale", "F32", &[])
 }
 
-fn with(own: Vec<Own>) -> Vec<(String, &'static str)> {
+fn with(own: Vec<Own>) -> Vec<(String, String)> {
     let mut handlers = Handlers::default();
     for own in own {
         handlers.add(Box::new(own));
@@ -69,8 +69,8 @@ fn with(own: Vec<Own>) -> Vec<(String, &'static str)> {
 
 #[test]
 fn the_smallest_priority_takes_a_weight_and_the_others_keep_theirs() {
-    let names = |pairs: &[(&str, &'static str)]| -> Vec<(String, &'static str)> {
-        pairs.iter().map(|(name, handler)| ((*name).into(), *handler)).collect()
+    let names = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+        pairs.iter().map(|(name, handler)| ((*name).into(), (*handler).into())).collect()
     };
     assert_eq!(with(vec![Own("own", 1000, "a")]), names(&[("a.weight", "fp8"), ("b.weight", "fp8")]));
     assert_eq!(with(vec![Own("own", 0, "a")]), names(&[("a.weight", "own"), ("b.weight", "fp8")]));

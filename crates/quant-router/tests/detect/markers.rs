@@ -105,3 +105,11 @@ fn signs_of_formats_that_are_not_known_are_refused() {
     );
     assert_eq!(plain.detect().unwrap().plain.len(), 3);
 }
+
+#[test]
+fn types_that_no_handler_knows_are_refused_where_they_are_scaled() {
+    for dtype in ["F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "I16", "I32"] {
+        let file = File::default().tensor("a.weight", dtype, &[16, 16]).tensor("a.weight_scale", "F32", &[]);
+        assert!(matches!(file.refused("a.weight"), QuantError::NotUnderstood { .. }), "{dtype}");
+    }
+}

@@ -38,9 +38,12 @@ impl Handler for Fp8 {
     fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
         let header = evidence.header();
         let data = tensor(header, weight, weight)?;
-        let (codes, format) =
-            if is(data, "F8_E5M2") { (Codes::E5m2, "float8_e5m2") } else { (Codes::E4m3, "float8_e4m3fn") };
-        let marker = evidence.marker_of(weight, &[format], &described(data))?;
+        let (codes, formats) = if is(data, "F8_E5M2") {
+            (Codes::E5m2, &["float8_e5m2"][..])
+        } else {
+            (Codes::E4m3, &["float8_e4m3fn", "float8_e4m3fn_rowwise", "float8_e4m3fn_blockwise"][..])
+        };
+        let marker = evidence.marker_of(weight, formats, &described(data))?;
         let family = Family::Fp8;
         let scaled = |scales| {
             Format::Scaled(Scaled { family, codes, scales, global: Global::None, zero_point: false })

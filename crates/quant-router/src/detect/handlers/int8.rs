@@ -30,7 +30,7 @@ impl Handler for Int8 {
     fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
         let header = evidence.header();
         let data = tensor(header, weight, weight)?;
-        let marker = evidence.marker_of(weight, &["int8_tensorwise"], &described(data))?;
+        let marker = evidence.marker_of(weight, &["int8_tensorwise", "int8_blockwise"], &described(data))?;
         let refuse = |why: String| QuantError::NotUnderstood {
             layer: weight.into(),
             tensor: marker.as_ref().map_or_else(|| weight.into(), |marker| marker.source.clone()),

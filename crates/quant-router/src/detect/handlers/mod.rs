@@ -94,7 +94,11 @@ fn laid_out(weight: &str, shape: &[u64], scale: &TensorInfo, group: Option<u64>)
             };
             let blocks = |rows, columns| Ok(Scales::Blocks { rows, columns, order: Order::Rows });
             if let Some(group) = group {
-                return if fits(1, group) { blocks(1, group) } else { Err(refuse("one for each group")) };
+                return match () {
+                    () if fits(1, group) => blocks(1, group),
+                    () if fits(group, group) => blocks(group, group),
+                    () => Err(refuse("one for each group or each square block that the file names")),
+                };
             }
             if scale.shape.len() == 2 && fits(BLOCK, BLOCK) {
                 return blocks(BLOCK, BLOCK);
