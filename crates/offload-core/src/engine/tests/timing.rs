@@ -65,13 +65,13 @@ fn time_goes_to_the_visit_that_computes() {
     for unit in all() {
         rig.enter(unit).unwrap();
         if unit == UnitId(3) {
-            std::thread::sleep(std::time::Duration::from_millis(40));
+            std::thread::sleep(std::time::Duration::from_millis(400));
         }
         rig.leave(unit).unwrap();
     }
     rig.end().unwrap();
     let measured = times(&rig).unwrap();
-    assert!(measured.visits[3].1 >= 0.040, "{measured:?}");
+    assert!(measured.visits[3].1 >= 0.4, "{measured:?}");
     let longest = measured.visits.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
     assert_eq!(longest.0, UnitId(3), "{measured:?}");
 }
