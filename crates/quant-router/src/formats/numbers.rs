@@ -4,6 +4,11 @@ use checkpoint::TensorType;
 use half::{bf16, f16};
 use serde::Serialize;
 
+use crate::dequantize::part_bytes;
+use crate::error::{QuantError, Result};
+use crate::parts::Parts;
+use crate::weight::{PartRole, QuantWeight};
+
 /// Numbers of 4 bits: E2M1, the sign first. Zero, six steps and their negatives.
 pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
@@ -153,4 +158,21 @@ impl Number {
             _ => number,
         }
     }
+}
+
+/// A part that holds so many numbers: its bytes, and their type.
+pub(super) fn part_numbers<'a>(
+    weight: &QuantWeight,
+    role: PartRole,
+    parts: &'a dyn Parts,
+    count: u64,
+) -> Result<(&'a [u8], Number)> {
+    let part = weight.needs(role)?;
+    let number = Number::of(part.kind).ok_or_else(|| QuantError::PartKind {
+        layer: weight.name.clone(),
+        tensor: part.tensor.clone(),
+        have: part.kind.to_string(),
+        need: "numbers".into(),
+    })?;
+    Ok((part_bytes(weight, part, parts, count.saturating_mul(number.bytes() as u64))?, number))
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::numbers::Number;
+use super::numbers::{Number, part_numbers};
 use crate::dequantize::{Decode, part_bytes};
-use crate::error::{QuantError, Result};
+use crate::error::Result;
 use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
@@ -52,16 +52,7 @@ pub(crate) fn decoder<'a>(
     let groups = elements / group;
     let rows = groups.div_ceil(u64::from(8 / format.bits));
     let data = part_bytes(weight, weight.needs(PartRole::Data)?, parts, rows.saturating_mul(group))?;
-    let numbers = |role| -> Result<(&'a [u8], Number)> {
-        let part = weight.needs(role)?;
-        let number = Number::of(part.kind).ok_or_else(|| QuantError::PartKind {
-            layer: weight.name.clone(),
-            tensor: part.tensor.clone(),
-            have: part.kind.to_string(),
-            need: "numbers".into(),
-        })?;
-        Ok((part_bytes(weight, part, parts, groups.saturating_mul(number.bytes() as u64))?, number))
-    };
+    let numbers = |role| part_numbers(weight, role, parts, groups);
     let (scale, shift) = (numbers(PartRole::Scale)?, numbers(PartRole::ZeroPoint)?);
     let rows = (rows as usize).max(1);
     Ok(Box::new(Decoder { data, scale, shift, rows, group: group as usize, bits: format.bits }))

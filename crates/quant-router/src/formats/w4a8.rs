@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::numbers::{Number, pairs};
+use super::numbers::{Number, pairs, part_numbers};
 use crate::dequantize::{Decode, part_bytes};
-use crate::error::{QuantError, Result};
+use crate::error::Result;
 use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
@@ -42,28 +42,22 @@ pub(crate) fn decoder<'a>(
         return Err(weight.bad_shape("its rows are no whole groups and bytes"));
     }
     let data = part_bytes(weight, weight.needs(PartRole::Data)?, parts, elements / 2)?;
-    let numbers = |role, count: u64| -> Result<(&'a [u8], Number)> {
-        let part = weight.needs(role)?;
-        let number = Number::of(part.kind).ok_or_else(|| QuantError::PartKind {
-            layer: weight.name.clone(),
-            tensor: part.tensor.clone(),
-            have: part.kind.to_string(),
-            need: "numbers".into(),
-        })?;
-        Ok((part_bytes(weight, part, parts, count.saturating_mul(number.bytes() as u64))?, number))
-    };
     let groups = rows.saturating_mul(columns / group);
     let mut levels: [f32; 16] = std::array::from_fn(|code| code as f32 - 8.0);
     if format.codebook {
-        let (bytes, number) = numbers(PartRole::Codebook, 16)?;
+        let (bytes, number) = part_numbers(weight, PartRole::Codebook, parts, 16)?;
         levels = std::array::from_fn(|code| number.at(bytes, code));
     }
-    let correction = if format.correction { Some(numbers(PartRole::Correction, groups)?) } else { None };
+    let correction = if format.correction {
+        Some(part_numbers(weight, PartRole::Correction, parts, groups)?)
+    } else {
+        None
+    };
     Ok(Box::new(Decoder {
         data,
         levels,
-        groups: numbers(PartRole::GroupScale, groups)?,
-        scales: numbers(PartRole::Scale, rows)?,
+        groups: part_numbers(weight, PartRole::GroupScale, parts, groups)?,
+        scales: part_numbers(weight, PartRole::Scale, parts, rows)?,
         correction,
         rows: rows as usize,
         columns: (columns as usize).max(1),

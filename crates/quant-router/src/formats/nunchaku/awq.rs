@@ -1,9 +1,9 @@
 //! AWQ as Nunchaku packs it: unsigned numbers of 4 bits times the scale of their group, plus its shift.
 
-use super::super::numbers::Number;
+use super::super::numbers::{Number, part_numbers};
 use super::AWQ_GROUP;
 use crate::dequantize::{Decode, part_bytes};
-use crate::error::{QuantError, Result};
+use crate::error::Result;
 use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
@@ -19,17 +19,7 @@ pub(crate) fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<
         return Err(weight.bad_shape("it is no whole number of tiles"));
     }
     let data = part_bytes(weight, weight.needs(PartRole::Data)?, parts, elements / 2)?;
-    let grid = |role| -> Result<(&'a [u8], Number)> {
-        let part = weight.needs(role)?;
-        let number = Number::of(part.kind).ok_or_else(|| QuantError::PartKind {
-            layer: weight.name.clone(),
-            tensor: part.tensor.clone(),
-            have: part.kind.to_string(),
-            need: "numbers".into(),
-        })?;
-        let need = (elements / AWQ_GROUP).saturating_mul(number.bytes() as u64);
-        Ok((part_bytes(weight, part, parts, need)?, number))
-    };
+    let grid = |role| part_numbers(weight, role, parts, elements / AWQ_GROUP);
     let (scales, shifts) = (grid(PartRole::Scale)?, grid(PartRole::ZeroPoint)?);
     Ok(Box::new(Decoder { data, scales, shifts, rows: rows as usize, columns: columns as usize }))
 }

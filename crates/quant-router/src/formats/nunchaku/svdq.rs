@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::super::numbers::{E2M1, Number};
+use super::super::numbers::{E2M1, Number, part_numbers};
 use super::{RANKS, TILE, order};
 use crate::dequantize::{Decode, part_bytes};
-use crate::error::{QuantError, Result};
+use crate::error::Result;
 use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
@@ -61,16 +61,7 @@ pub(crate) fn decoder<'a>(
     {
         return Err(weight.bad_shape("it is no whole number of tiles"));
     }
-    let numbers = |role, count: u64| -> Result<(&'a [u8], Number)> {
-        let part = weight.needs(role)?;
-        let number = Number::of(part.kind).ok_or_else(|| QuantError::PartKind {
-            layer: weight.name.clone(),
-            tensor: part.tensor.clone(),
-            have: part.kind.to_string(),
-            need: "numbers".into(),
-        })?;
-        Ok((part_bytes(weight, part, parts, count.saturating_mul(number.bytes() as u64))?, number))
-    };
+    let numbers = |role, count| part_numbers(weight, role, parts, count);
     let data = part_bytes(weight, weight.needs(PartRole::Data)?, parts, elements / 2)?;
     let groups = columns / format.group();
     let scales = numbers(PartRole::Scale, rows.saturating_mul(groups))?;
