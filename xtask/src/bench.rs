@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -77,25 +77,44 @@ fn plan() -> Result<ExitCode> {
 
 fn stream(args: &Args) -> Result<ExitCode> {
     let venv = Venv::ensure(&[Requirements::Base])?;
-    let out = workspace::root().join("target/bench-stream.json");
-    let result = if let Some(file) = &args.from {
-        file.clone()
-    } else {
-        wheel::install_native(&venv)?;
-        let mut python = script(&venv, "stream.py");
-        python.arg("--out").arg(&out).args(["--commit", &workspace::commit()]).args(&args.rest);
-        let status = process::status(&mut python)?;
-        if !status.success() {
-            // 3 says that there is no usable GPU, as for gpu-gate.
-            return Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
-        }
-        out
+    let result = match on_gpu(args, &venv, "stream", |_| Ok(()))? {
+        Ok(result) => result,
+        Err(code) => return Ok(code),
     };
     if args.save {
         save(&venv, &result)?;
     }
+    show(args, &result)
+}
+
+/// The result of tools/bench/NAME.py, measured here or given; or the exit status of one that did not measure.
+fn on_gpu(
+    args: &Args,
+    venv: &Venv,
+    name: &str,
+    prepare: impl FnOnce(&mut Command) -> Result<()>,
+) -> Result<Result<PathBuf, ExitCode>> {
+    if let Some(file) = &args.from {
+        return Ok(Ok(file.clone()));
+    }
+    wheel::install_native(venv)?;
+    let out = workspace::root().join(format!("target/bench-{name}.json"));
+    let mut python = script(venv, &format!("{name}.py"));
+    python.arg("--out").arg(&out).args(["--commit", &workspace::commit()]);
+    prepare(&mut python)?;
+    let status = process::status(python.args(&args.rest))?;
+    if !status.success() {
+        // 3 says that there is no usable GPU, as for gpu-gate.
+        let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+        return Ok(Err(ExitCode::from(code)));
+    }
+    Ok(Ok(out))
+}
+
+/// Prints the result if that is asked for.
+fn show(args: &Args, result: &Path) -> Result<ExitCode> {
     if args.json {
-        println!("{}", value(&result)?);
+        println!("{}", value(result)?);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -128,41 +147,28 @@ fn load(args: &Args) -> Result<ExitCode> {
                 .arg(raw.with_file_name("loading.md")),
         )?;
     }
-    if args.json {
-        println!("{}", value(&result)?);
-    }
-    Ok(ExitCode::SUCCESS)
+    show(args, &result)
 }
 
 /// Runs tools/bench/ready.py with the program that locks a slab.
 fn ready(args: &Args) -> Result<ExitCode> {
     let venv = Venv::ensure(&[Requirements::Base])?;
-    let out = workspace::root().join("target/bench-ready.json");
-    let result = if let Some(file) = &args.from {
-        file.clone()
-    } else {
-        wheel::install_native(&venv)?;
+    let locker = |python: &mut Command| {
         let example = ["build", "--release", "--package", "pinned-pool", "--example", "lock_slab"];
         process::run(workspace::cargo().args(example).args(workspace::locked()))?;
-        let mut python = script(&venv, "ready.py");
-        python.arg("--out").arg(&out).args(["--commit", &workspace::commit()]);
-        python.arg("--locker").arg(examples().join("lock_slab")).args(&args.rest);
-        let status = process::status(&mut python)?;
-        if !status.success() {
-            // 3 says that there is no usable GPU, as for gpu-gate.
-            return Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)));
-        }
-        out
+        python.arg("--locker").arg(examples().join("lock_slab"));
+        Ok(())
+    };
+    let result = match on_gpu(args, &venv, "ready", locker)? {
+        Ok(result) => result,
+        Err(code) => return Ok(code),
     };
     if args.save {
         let raw = keep(&result, "ready.json")?;
         let page = raw.with_file_name("ready.md");
         process::run(script(&venv, "ready.py").arg("--page").arg(&raw).arg("--out").arg(page))?;
     }
-    if args.json {
-        println!("{}", value(&result)?);
-    }
-    Ok(ExitCode::SUCCESS)
+    show(args, &result)
 }
 
 /// Where cargo puts example programs.
@@ -193,7 +199,7 @@ fn keep(result: &Path, name: &str) -> Result<PathBuf> {
     Ok(raw)
 }
 
-fn script(venv: &Venv, name: &str) -> std::process::Command {
+fn script(venv: &Venv, name: &str) -> Command {
     let mut python = venv.command();
     python.env_remove("OMP_NUM_THREADS").env_remove("MKL_NUM_THREADS");
     python.arg(workspace::root().join("tools/bench").join(name));
