@@ -133,7 +133,8 @@ impl FileBytes {
     /// Reads bytes from `skip` on until `target` is full.
     ///
     /// # Errors
-    /// [`HostError::FileRead`] if the file has become shorter or the system fails; `target` holds anything then.
+    /// [`HostError::FileChanged`] if the file is not what it was, [`HostError::FileRead`] if the system fails; `target`
+    /// holds anything then.
     pub fn read_at(&self, skip: u64, target: &mut [u8]) -> Result<()> {
         let size = Bytes(target.len() as u64);
         if skip.saturating_add(size.0) > self.size.0 {
@@ -144,7 +145,10 @@ impl FileBytes {
         }
         let offset = self.offset + skip;
         let read = self.file.file.read_exact_at(target, offset);
-        read.map_err(|error| unreadable(&self.file.path, offset, size, &error))
+        // A file may be cut between any check and the read: what came up short says which of the two it is.
+        read.or_else(|error| {
+            self.file.check_unchanged().and(Err(unreadable(&self.file.path, offset, size, &error)))
+        })
     }
 
     /// `size` bytes from `skip` on. The caller has checked the bounds.
@@ -216,7 +220,7 @@ mod tests {
         );
         let bytes = FileBytes::new(&opened, 3, Bytes(4)).unwrap();
         let mut found = [0; 4];
-        assert!(matches!(bytes.read_at(0, &mut found), Err(HostError::FileRead { offset: 3, .. })));
+        assert!(matches!(bytes.read_at(0, &mut found), Err(HostError::FileChanged { after: Bytes(5), .. })));
     }
 
     #[test]

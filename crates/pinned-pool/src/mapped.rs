@@ -146,11 +146,11 @@ impl SharedMap {
         debug_assert!(pages.start >= start && pages.end <= start + self.size.0, "pages of this mapping");
         // SAFETY: the range lies in this mapping.
         let populated = unsafe { system::populate(self.file.file(), pages.start - start, pages.clone()) };
-        populated.map_err(|message| HostError::FileRead {
-            path: self.file.path().to_path_buf(),
-            offset: pages.start - start,
-            size: Bytes(pages.end - pages.start),
-            message,
+        populated.or_else(|message| {
+            // The file may have been cut since it was checked.
+            self.file.check_unchanged()?;
+            let (path, offset) = (self.file.path().to_path_buf(), pages.start - start);
+            Err(HostError::FileRead { path, offset, size: Bytes(pages.end - pages.start), message })
         })
     }
 

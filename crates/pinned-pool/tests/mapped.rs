@@ -160,7 +160,7 @@ fn a_changed_file_is_a_typed_error_and_no_dead_process() {
     assert_eq!(device[..1000], checkpoint.bytes[1003..2003]);
     assert_eq!(device[40 * PAGE as usize..][..100], [0xFF; 100]);
     let mut read = [0; 8];
-    assert!(matches!(locked.source_of(2).unwrap().read_at(0, &mut read), Err(HostError::FileRead { .. })));
+    assert!(matches!(locked.source_of(2).unwrap().read_at(0, &mut read), Err(HostError::FileChanged { .. })));
     // Neither is it placed anew.
     let mut builder = HostStore::builder(Arc::clone(&rig.driver), Bytes(LINE), options());
     assert!(matches!(builder.place(&sources(&file)), Err(HostError::FileChanged { .. })));
@@ -170,7 +170,7 @@ fn a_changed_file_is_a_typed_error_and_no_dead_process() {
         StoreOptions { slab_only: true, ..options() },
     );
     let refused = builder.place(&sources(&file)).unwrap_err();
-    assert!(matches!(refused, HostError::FileRead { .. }), "{refused}");
+    assert!(matches!(refused, HostError::FileChanged { .. }), "{refused}");
     assert!(builder.finish().unwrap().placed(0).is_none(), "nothing of the group was placed");
 }
 
