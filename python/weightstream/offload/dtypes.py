@@ -38,7 +38,9 @@ class DtypeRules:
     def __post_init__(self) -> None:
         for name, given in (("default_dtype", self.default), ("fp32_dtype", self.fp32)):
             if given is not None and not (isinstance(given, torch.dtype) and given.is_floating_point):
-                raise WeightsError(f"{name} is {given!r}; give a floating-point torch.dtype, such as torch.bfloat16, or None")
+                raise WeightsError(
+                    f"{name} is {given!r}; give a floating-point torch.dtype, such as torch.bfloat16, or None"
+                )
 
     def target(self, module: nn.Module, attributes: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
         """The type for a parameter of `module`, by its own attributes and its type in the checkpoint.

@@ -47,6 +47,8 @@ def load_sd(
     try:
         source = _read(as_list(file_path), progress, chosen(filters))
         sd = StateDict(filtered(source.sd, filters, keep_prefixes), source.report())
+        if filters is not None and not sd:
+            sd.report["notes"].append(f"{source.name} has no weight whose name begins with {filters!r}")
         progress.phase("Weights Loaded", 3, 3)
         return sd, source.quantization_map, source.tied_map
     except LoadingCancelled as error:

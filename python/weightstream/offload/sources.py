@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional, Union
 
 from torch import Tensor
@@ -147,7 +148,7 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
         source = Source(path, {}, files=opened)
         for number, file in enumerate(opened):
             progress.poll(number / len(opened))
-            for name, tensor in load_pickle(file).items():
+            for name, tensor in load_pickle(file, partial(_poll_part, progress, number, len(opened))).items():
                 if name in source.sd:
                     raise CheckpointError(f"{name} is in more than one of the files of {path}, also in {file}")
                 source.sd[name] = tensor
@@ -164,6 +165,11 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
         quantization_map = quantization_map or {}
         quantization_map.setdefault(name.removesuffix(".weight"), {"weights": kind, "activations": "none"})
     return Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
+
+
+def _poll_part(progress: Progress, number: int, files: int, done: float) -> None:
+    """Polls from within one of several files."""
+    progress.poll((number + done) / files)
 
 
 def _found(path: str) -> str:
