@@ -236,7 +236,7 @@ def _load(
     progress.phase("Applying Weights", 2, 3)
     if pre_load_callback is not None:
         pre_load_callback(model)
-    apply(
+    report["notes"] += apply(
         model,
         merged.name,
         sd,
@@ -266,7 +266,7 @@ def _prepared(
         if kept in sd:
             for alias in aliases:
                 sd.setdefault(alias, sd[kept])
-    sd, quantization_map, _ = preprocess(postprocess_sd, sd, source.quantization_map, None)
+    sd, quantization_map, _ = preprocess(postprocess_sd, sd, source.quantization_map, None, "postprocess_sd")
     if prefix:
         sd = without_prefix(sd, prefix)
         if not sd:

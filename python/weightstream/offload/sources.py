@@ -186,7 +186,7 @@ def _found(path: str) -> str:
             cached = None
         if isinstance(cached, str):
             return cached
-    raise CheckpointError(f"{path} does not exist, here or in the local cache of the model hub")
+    raise CheckpointError(f"{path or 'an empty path'} does not exist, here or in the local cache of the model hub")
 
 
 def _indexed(path: str) -> list[str]:
