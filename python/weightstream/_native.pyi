@@ -64,12 +64,18 @@ def quant_handlers() -> list[tuple[str, int]]:
     """The handlers of quantized formats: name and priority, in the order in which they are asked."""
 
 def quant_claims(
-    tensors: list[tuple[str, str, list[int]]], metadata: dict[str, str], read: Callable[[str], bytes], without: list[str]
+    tensors: list[tuple[str, str, list[int]]],
+    metadata: dict[str, str],
+    read: Callable[[str], bytes],
+    without: list[str],
 ) -> dict[str, tuple[str, int]]:
     """The weights that handlers recognise, with the name and priority of the one that takes each. Describes none."""
 
 def quant_detect(
-    tensors: list[tuple[str, str, list[int]]], metadata: dict[str, str], read: Callable[[str], bytes], without: list[str]
+    tensors: list[tuple[str, str, list[int]]],
+    metadata: dict[str, str],
+    read: Callable[[str], bytes],
+    without: list[str],
 ) -> tuple[list[tuple[QuantWeight, str]], list[str], list[str]]:
     """The quantized weights of a model with their handlers' names, tensors that are hints, and notes.
 
