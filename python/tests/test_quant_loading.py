@@ -416,3 +416,19 @@ def test_all_of_a_packed_model_is_its_packed_bytes() -> None:
         if isinstance(layer, QuantModule):
             for name, part in layer.quant_parts().items():
                 assert part.nbytes == sum(p.nbytes for p in layer.parameters() if p.data_ptr() == part.data_ptr()), name
+
+
+def test_shared_modules_stay_packed_in_the_second_model() -> None:
+    file, plain = quantized(("blocks.0.weight", "blocks.2.weight"))
+    main = {name: part for name, part in file.items() if not name.startswith("blocks.2.")}
+    module = {name: part for name, part in file.items() if name.startswith("blocks.2.")}
+    shared: dict[str, Any] = {}
+    first, second = empty(), empty()
+    offload.load_model_data(first, main, modules=module, return_shared_modules=shared, default_dtype=torch.float32)
+    offload.load_model_data(second, main, modules=shared, default_dtype=torch.float32)
+    assert isinstance(second.blocks[2], QuantLinear)
+    assert second.blocks[2].quant_data.data_ptr() == first.blocks[2].quant_data.data_ptr()
+    assert second.blocks[2].bias is first.blocks[2].bias
+    index = torch.tensor([[4, 1]])
+    with torch.inference_mode():
+        assert torch.equal(second(index), reference(plain)(index))

@@ -18,7 +18,7 @@ from ..quant.finding import Packed
 from ..quant.rows import take_rows
 from .quantized import Entry
 
-__all__ = ["transformers_names"]
+__all__ = ["fitted", "transformers_names"]
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -82,6 +82,19 @@ def transformers_names(
         # Some classes keep the language model one level deeper, or leave the head out.
         return {name.removeprefix("model."): entry for name, entry in result.items()}
     return result
+
+
+def fitted(
+    entries: dict[str, Entry], metadata: Mapping[str, str], expected: Mapping[str, Any], notes: list[str]
+) -> None:
+    """Adds the leading 1 of a shape, which converters to GGUF drop, where the model has it; says so in `notes`."""
+    if "general.architecture" not in metadata:
+        return
+    for name, entry in entries.items():
+        wanted = expected.get(name)
+        if isinstance(entry, Tensor) and wanted is not None and tuple(wanted.shape) == (1, *entry.shape):
+            entries[name] = entry.unsqueeze(0)
+            notes.append(f"{name} has the shape {list(entry.shape)} in the file and {list(wanted.shape)} in the model")
 
 
 def _renamed(name: str, layers: Mapping[str, str]) -> str:

@@ -17,7 +17,8 @@ from .building import build
 from .configuration import find_config
 from .dtypes import DtypeRules
 from .fused import split_fused
-from .gguf_names import transformers_names
+from .gguf_names import fitted, transformers_names
+from .packed_layers import described_layers
 from .progress import Progress, progress_of
 from .quantized import Entry, gather, leftover, recognise
 from .renaming import chosen, filtered, guessed_prefix, preprocess, without_prefix
@@ -234,8 +235,8 @@ def _load(
         )
     storages = {tensor.untyped_storage().data_ptr() for source in extra for tensor in source.sd.values()} - {0}
     merged = merge([*main, *extra])
-    report = merged.report()
     sd, foreign = _prepared(model, merged, prefix, postprocess_sd, fused_split_map)
+    report = merged.report()
     from_extra = [name for name, entry in sd.items() if _storage_of(entry) in storages]
     for source in [*main, *extra, merged]:
         source.sd, source.packed, source.foreign = {}, [], {}
@@ -253,11 +254,26 @@ def _load(
         progress=progress,
     )
     if shared is not None:
-        present = expected_names(model)
-        found = {name: present[name] for name in from_extra if name in present}
-        plain = {name: tensor.detach() for name, tensor in found.items()}
-        shared.update(state_dict=plain, quantization_map={}, parameters=found)
+        _share(model, from_extra, shared)
     model._weightstream_load = {**report, "writable_tensors": writable, "pin": pin}
+
+
+def _share(model: nn.Module, names: list[str], shared: dict[str, Any]) -> None:
+    """Fills `shared` with what came from `modules`, for another model: parameters, and packed tensors with their types."""
+    layers = described_layers(model)
+    present = expected_names(model)
+    state: dict[str, Tensor] = {}
+    kinds: dict[str, Any] = {}
+    parameters: dict[str, Tensor] = {}
+    for name in names:
+        module = name.rpartition(".")[0]
+        if module in layers.layers and name == f"{module}.weight":
+            state.update({f"{module}.{part}": tensor for part, tensor in layers.layers[module].quant_parts().items()})
+            state.update({f"{module}.{hint}": tensor for hint, tensor in layers.layers[module].quant_hints.items()})
+            kinds.update({key: kind for key, kind in layers.quantization_map.items() if key == module})
+        elif name in present:
+            state[name], parameters[name] = present[name].detach(), present[name]
+    shared.update(state_dict=state, quantization_map=kinds, parameters=parameters)
 
 
 def _prepared(
@@ -290,6 +306,7 @@ def _prepared(
             quantization_map = without_prefix(quantization_map or {}, guess)
         entries = leftover(entries, expected, quantization_map, source.metadata if source.unclear else None)
         entries = split_fused(entries, fused_split_map, shapes)
+    fitted(entries, source.metadata, expected, source.notes)
     return entries, foreign
 
 
@@ -304,7 +321,8 @@ def _is_shared(source: Any) -> bool:
 
 
 def _shared_source(source: Mapping[str, Any]) -> Source:
-    return Source("the shared modules", {**source["state_dict"], **source["parameters"]})
+    weights = {**source["state_dict"], **source["parameters"]}
+    return Source("the shared modules", weights, source["quantization_map"] or None)
 
 
 def _pin(everything: bool, towers: bool) -> Optional[str]:

@@ -118,7 +118,8 @@ def _marker(fields: dict[str, Any]) -> Optional[dict[str, Any]]:
     if scaled is None:
         return None
     if scaled["family"] == "MxFp8":
-        return {"format": "mxfp8"}
+        # Files that name the format have its scales in tiles.
+        return {"format": "mxfp8"} if scaled["scales"]["Blocks"]["order"] == "Swizzled" else None
     if scaled["family"] == "Int8" and rotation is not None:
         return {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": rotation}
     blocks = scaled["scales"].get("Blocks") if isinstance(scaled["scales"], dict) else None

@@ -11,7 +11,9 @@ from ..errors import QuantizationError, WeightstreamError
 __all__ = ["call"]
 
 
-def call(handler: str, function: Callable[..., Any], positional: list[Any], named: Mapping[str, Any]) -> Any:
+def call(
+    handler: str, function: Callable[..., Any], positional: list[Any], named: Mapping[str, Any], name: str = ""
+) -> Any:
     """`function` with `positional` first and those of `named` that it has parameters for.
 
     What it raises is a QuantizationError that names the handler; ours, and interrupts, pass through.
@@ -28,5 +30,5 @@ def call(handler: str, function: Callable[..., Any], positional: list[Any], name
     except WeightstreamError:
         raise
     except Exception as error:
-        name = getattr(function, "__name__", "a function")
+        name = name or getattr(function, "__name__", "a function")
         raise QuantizationError(f"{name} of the handler {handler} failed: {type(error).__name__}: {error}") from error

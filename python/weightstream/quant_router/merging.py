@@ -95,7 +95,9 @@ def _asked(
     native = {name.rpartition(".")[0]: priority for name, (_, priority) in claims.items()}
     rest, converted, foreign = dict(sd), {}, {}
     for one in own:
-        detection = call(one.name, one.module.detect, [dict(shown)], {"verboseLevel": verbose, "metadata": texts})
+        detection = call(
+            one.name, one.module.detect, [dict(shown)], {"verboseLevel": verbose, "metadata": texts}, "detect"
+        )
         detection = detection if isinstance(detection, Mapping) else {"matched": bool(detection)}
         if not detection.get("matched"):
             continue
@@ -104,6 +106,7 @@ def _asked(
             one.module.convert_to_quanto,
             [dict(sd)],
             {"default_dtype": default_dtype, "verboseLevel": verbose, "detection": dict(detection), "metadata": texts},
+            "convert_to_quanto",
         )
         if not isinstance(made, Mapping) or not isinstance(made.get("state_dict"), Mapping):
             raise QuantizationError(f"convert_to_quanto of the handler {one.name} gives no state_dict")
