@@ -11,6 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("quant-router", &["checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
+    ("profile-store", &[]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
     ("py-bindings", &["gpu-driver", "checkpoint", "weightstream"]),
     ("xtask", &[]),
