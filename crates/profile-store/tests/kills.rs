@@ -81,7 +81,7 @@ fn child() {
     let (Ok(folder), Ok(work)) = (env::var(FOLDER), env::var(WORK)) else { return };
     let left = env::var(FATAL).map_or(u64::MAX, |call| call.parse().unwrap());
     let disk = Fatal { disk: Disk::new(folder), left: AtomicU64::new(left) };
-    let store = Store::new(disk, PROFILE).waiting(Duration::from_secs(300));
+    let store = Store::new(disk, PROFILE).waiting(Duration::from_mins(5));
     let numbers: Vec<u32> = work.split(' ').map(|number| number.parse().unwrap()).collect();
     let [writer, first, last] = numbers[..] else { panic!("{work}") };
     for number in first..last {
