@@ -1,77 +1,20 @@
-"""Quantized files in models: every format in the layers that compute with it, beside plain weights, renamed, split, tied, saved."""
+"""Quantized files in models: every format in the layers that compute with it, beside plain weights, renamed and tied."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from offload_files import write
-from quant_files import CORPUS, corpus, fp8_parts, int8_numbers, int8_parts, steps_apart
+from quant_files import CORPUS, corpus, int8_numbers, int8_parts, steps_apart
+from quant_models import ALL, FILES, bits, empty, quantized, reference
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from weightstream import NotAvailableError, QuantizationError, WeightsError, offload
+from weightstream import QuantizationError, WeightsError, offload
 from weightstream._native import Checkpoint
-from weightstream.offload.building import empty_weights
 from weightstream.quant import QuantConv2d, QuantEmbedding, QuantLinear, QuantModule
-
-FILES = ("bnb", "fp8", "fp8-plain", "int8", "mxfp8", "nunchaku", "nvfp4", "quanto", "torchao", "w4a8", "rotation")
-
-
-class Model(nn.Module):
-    """One layer of each kind that may stay packed, and one parameter that may not."""
-
-    def __init__(self, width: int = 32, vocabulary: int = 40, tied: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
-        self.conv = nn.Conv2d(1, 4, 3)
-        self.norm = nn.LayerNorm(width)
-        self.table = nn.Parameter(torch.zeros(6, width))
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
-
-    def forward(self, index: Tensor) -> Tensor:
-        x = self.embed(index)
-        for block in self.blocks:
-            x = self.norm(x + block(x))
-        x = x + self.conv(x.view(-1, 1, 4, 8)).mean() + self.table.sum(0)
-        return self.head(x)
-
-
-def empty(**kwargs: Any) -> Model:
-    with empty_weights():
-        return Model(**kwargs).eval()
-
-
-def quantized(names: tuple[str, ...], seed: int = 0, tied: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights of the model, those of `names` in INT8 or FP8; and the numbers that all of them stand for."""
-    torch.manual_seed(seed)
-    plain = {name: tensor.detach().clone() for name, tensor in Model(tied=tied).state_dict().items()}
-    plain["table"] = torch.randn(6, 32)
-    if tied:
-        del plain["head.weight"]
-    file = dict(plain)
-    for number, name in enumerate(names):
-        shape = plain.pop(name).shape
-        flat = (fp8_parts if number % 2 else int8_parts)(shape[0], shape[1:].numel(), name, seed + number)
-        del file[name]
-        file.update({key: part.view(shape) if key == name else part for key, part in flat.items()})
-        plain[name] = (file[name].float().view(shape[0], -1) * file[f"{name}_scale"].reshape(-1, 1)).view(shape)
-    return file, plain
-
-
-ALL = ("embed.weight", "blocks.0.weight", "blocks.2.weight", "conv.weight", "table")
-
-
-def reference(plain: dict[str, Tensor], **kwargs: Any) -> Model:
-    model = Model(**kwargs).eval()
-    model.load_state_dict(plain, strict=not kwargs)
-    return model
 
 
 def test_layers_whose_weights_are_packed_are_replaced_and_others_get_numbers(tmp_path: Path) -> None:
@@ -137,10 +80,6 @@ def test_every_format_loads_into_layers(name: str, tmp_path: Path) -> None:
             assert torch.equal(bits(have[tensor]), bits(want[tensor])), (key, tensor)
 
 
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
 def test_prefixes_rules_and_functions_keep_what_is_packed(tmp_path: Path) -> None:
     file, plain = quantized(ALL)
     index = torch.tensor([[1, 5, 39]])
@@ -196,51 +135,6 @@ def test_tied_layers_share_their_packed_bytes(tmp_path: Path, in_file: str) -> N
     index = torch.tensor([[1, 5]])
     with torch.inference_mode():
         assert torch.equal(again(index), model(index))
-
-
-class Split(nn.Module):
-    def __init__(self, width: int, rows: tuple[int, ...]) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, count, bias=True, device="meta") for count in rows)
-
-
-@pytest.mark.parametrize("name", FILES[:-1])
-def test_fused_weights_of_every_format_are_split(name: str) -> None:
-    """Packed where rows lie apart, as numbers otherwise: the same numbers either way."""
-    found, expected, ulps = corpus(name)
-    kinds = set()
-    for packed in found.packed.values():
-        if len(packed.shape) != 2 or packed.shape[0] < 3 or 0 in packed.shape or packed.weight.transforms:
-            continue
-        third = packed.shape[0] // 3
-        sizes = (third, third, packed.shape[0] - 2 * third)
-        sd = {f"qkv.{local}": tensor for local, tensor in {**packed.parts, **packed.hints}.items()}
-        sd["qkv.bias"] = torch.arange(float(packed.shape[0]))
-        model = Split(packed.shape[1], sizes)
-        split = {"qkv": {"mapped_modules": ["q", "k", "v"], "split_sizes": list(sizes)}}
-        metadata = {f"qkv.{key}": text for key, text in packed.metadata.items()}
-        source = offload.loading.Source("x", sd, metadata=metadata) if metadata else sd
-        if metadata:
-            continue  # a dictionary has none
-        offload.load_model_data(model, source, fused_split_map=split, default_dtype=torch.float32)
-        numbers = torch.cat([layer.weight + 0 for layer in (model.q, model.k, model.v)])
-        assert steps_apart(numbers, expected[packed.name].reshape(packed.shape)) <= ulps, packed.name
-        assert torch.equal(model.k.bias, sd["qkv.bias"][third : 2 * third])
-        kinds.add(type(model.k))
-    assert kinds <= {QuantLinear, nn.Linear}
-    if name in ("fp8", "int8"):
-        assert QuantLinear in kinds
-
-
-def test_an_adapter_works_on_a_part_of_a_fused_weight() -> None:
-    parts = int8_parts(48, 32, "qkv.weight")
-    model = Split(32, (16, 16, 16))
-    sd = {**parts, "qkv.bias": torch.zeros(48)}
-    offload.load_model_data(model, sd, fused_split_map={"qkv": ["q", "k", "v"]}, default_dtype=torch.float32)
-    x, down, up = torch.randn(2, 32), torch.randn(4, 32), torch.randn(16, 4)
-    have = model.k(x) + F.linear(F.linear(x, down), up)
-    want = F.linear(x, int8_numbers(parts, "qkv.weight")[16:32] + up @ down)
-    torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
 
 
 class Scaled(nn.Embedding):
@@ -352,60 +246,6 @@ def test_packed_weights_load_into_packed_layers_again() -> None:
     index = torch.tensor([[2, 3]])
     with torch.inference_mode():
         assert torch.equal(model(index), reference(other_plain)(index))
-
-
-def test_a_saved_model_says_all_that_it_needs(tmp_path: Path) -> None:
-    found, _, _ = corpus("quanto")
-    whole = {name: one for name, one in found.packed.items() if len(one.shape) == 2}
-    model = nn.ModuleDict(
-        {
-            str(number): QuantLinear.from_parts(one.weight, one.parts, hints=one.hints)
-            for number, one in enumerate(whole.values())
-        }
-    )
-    model._config = {"width": 3}
-    offload.save_model(model, tmp_path / "q.safetensors")
-    (metadata,) = Checkpoint.open([str(tmp_path / "q.safetensors")]).metadata()
-    assert metadata["quantization_format"] == "quanto"
-    sd, kinds, _ = offload.load_sd(tmp_path / "q.safetensors")
-    assert set(kinds) == set(model) and {kind["activations"] for kind in kinds.values()} == {"none"}
-    assert {kind["weights"] for kind in kinds.values()} <= {"qint8", "qint4", "qint2", "qfloat8", "qfloat8_e5m2"}
-    for name, layer in model.items():
-        # As the readers of this layout look for it.
-        assert any(key.startswith(f"{name}.weight._data") for key in sd) and f"{name}.weight._scale" in sd
-        assert sd[f"{name}.input_scale"].shape == sd[f"{name}.output_scale"].shape == ()
-
-
-def test_a_layer_that_no_file_could_describe_is_not_saved(tmp_path: Path) -> None:
-    found, _, _ = corpus("bnb")
-    packed = next(one for one in found.packed.values() if one.hints and len(one.shape) == 2)
-    layer = QuantLinear.from_parts(packed.weight, packed.parts)  # without the state that says what the bytes are
-    with pytest.raises(NotAvailableError, match="would not say|cannot be saved packed"):
-        offload.save_model(nn.Sequential(layer), tmp_path / "x.safetensors")
-    assert not (tmp_path / "x.safetensors").exists()
-
-
-def test_the_official_reader_opens_what_is_saved(tmp_path: Path) -> None:
-    official = pytest.importorskip("safetensors.torch")
-    file, _ = quantized(ALL)
-    model = empty()
-    offload.load_model_data(model, file)
-    offload.save_model(model, tmp_path / "x.safetensors")
-    theirs = official.load_file(tmp_path / "x.safetensors")
-    for name in ("blocks.0.weight", "blocks.0.weight_scale", "embed.weight"):
-        assert theirs[name].dtype == file[name].dtype and torch.equal(bits(theirs[name]), bits(file[name]))
-
-
-def test_markers_in_metadata_are_followed(tmp_path: Path) -> None:
-    rotated = next(one for one in corpus("rotation")[0].packed.values())
-    sd = {f"net.fc.{local}": tensor for local, tensor in rotated.parts.items()}
-    ((_, group),) = rotated.weight.transforms
-    layers = {"fc": {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": group}}
-    metadata = {"_quantization_metadata": json.dumps({"layers": {"net.fc": layers["fc"]}})}
-    path = write(tmp_path / "x.safetensors", sd, metadata)
-    model = nn.ModuleDict({"fc": nn.Linear(512, 6, bias=False, device="meta")})
-    offload.load_model_data(model, path, modelPrefix="net")
-    assert model["fc"].quant_weight.transforms == [("Hadamard", group)]
 
 
 def test_all_of_a_packed_model_is_its_packed_bytes() -> None:
