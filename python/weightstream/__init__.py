@@ -6,16 +6,16 @@
         with torch.inference_mode():
             output = model(inputs)
 
-Importing this patches nothing, starts no thread and needs no GPU.
+Importing this patches nothing, starts no thread and needs no GPU. What needs PyTorch is imported when it is first used, so that
+`weightstream.startup` can measure that import too.
 """
 
 from __future__ import annotations
 
-from . import offload
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._native import __version__
-from .attach import attach
-from .attachment import Attachment
-from .devices import HostDevice
 from .errors import (
     BudgetError,
     CheckpointError,
@@ -27,10 +27,17 @@ from .errors import (
     ModelError,
     NotAvailableError,
     StateError,
+    TimingError,
     UnsafeCheckpointError,
     WeightsError,
     WeightstreamError,
 )
+
+if TYPE_CHECKING:
+    from . import loaders, offload, startup
+    from .attaching import attach
+    from .attachment import Attachment
+    from .devices import HostDevice
 
 __all__ = [
     "Attachment",
@@ -45,10 +52,32 @@ __all__ = [
     "ModelError",
     "NotAvailableError",
     "StateError",
+    "TimingError",
     "UnsafeCheckpointError",
     "WeightsError",
     "WeightstreamError",
     "__version__",
     "attach",
+    "loaders",
     "offload",
+    "startup",
 ]
+
+_LATER = {"attach": "attaching", "Attachment": "attachment", "HostDevice": "devices"}
+"""Names, and the modules that they are imported from when they are first used."""
+_MODULES = ("loaders", "offload", "startup")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        found = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    elif name in _MODULES:
+        found = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

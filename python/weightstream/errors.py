@@ -17,6 +17,7 @@ __all__ = [
     "ModelError",
     "NotAvailableError",
     "StateError",
+    "TimingError",
     "UnsafeCheckpointError",
     "WeightsError",
     "WeightstreamError",
@@ -79,6 +80,10 @@ class NotAvailableError(WeightstreamError):
 
 class LoadingCancelled(WeightstreamError):
     """Loading was stopped by `LoadingCallback.abort_requested`. Nothing was changed, and nothing is kept."""
+
+
+class TimingError(WeightstreamError):
+    """Startup timings: a file that is no report or cannot be written, a phase misused, or a synchronization callback that failed."""
 
 
 class InternalError(WeightstreamError):

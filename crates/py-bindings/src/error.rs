@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use startup_timing::TimingError;
 use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
 
 /// The class of an error, by its name in `weightstream.errors`.
@@ -16,6 +17,7 @@ pub(crate) enum Class {
     State,
     Checkpoint,
     Cancelled,
+    Timing,
     Internal,
 }
 
@@ -28,6 +30,7 @@ impl Class {
             Self::State => "StateError",
             Self::Checkpoint => "CheckpointError",
             Self::Cancelled => "LoadingCancelled",
+            Self::Timing => "TimingError",
             Self::Internal => "InternalError",
         }
     }
@@ -70,6 +73,12 @@ impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         let cancelled = matches!(error, CheckpointError::Cancelled);
         Self::new(if cancelled { Class::Cancelled } else { Class::Checkpoint }, error.to_string())
+    }
+}
+
+impl From<TimingError> for Failure {
+    fn from(error: TimingError) -> Self {
+        Self::new(Class::Timing, error.to_string())
     }
 }
 

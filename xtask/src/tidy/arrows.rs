@@ -8,11 +8,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
     ("checkpoint", &[]),
+    ("startup-timing", &[]),
     ("quant-router", &["checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "weightstream"]),
+    ("py-bindings", &["gpu-driver", "checkpoint", "startup-timing", "weightstream"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.
