@@ -1,12 +1,11 @@
 //! Timings of a start: the recorder that Python's phases go to, and reports as Python asks for them.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use startup_timing::{
-    Ending, Part, PhaseId, Recorder, RecorderOptions, Report, RunSet, chrome_trace, diff, folded_stacks,
-    merge, read, read_bytes, stats, table, to_json,
+    Amounts, Ending, Levels, Part, PhaseId, Recorder, RecorderOptions, Report, RunSet, chrome_trace, diff,
+    folded_stacks, merge, read, read_bytes, stats, table, to_json,
 };
 
 use crate::error::{Class, Failure, guarded};
@@ -36,8 +35,8 @@ impl StartupRecorder {
         phase: u64,
         error: Option<String>,
         sync: u64,
-        counters: Option<BTreeMap<String, Option<i64>>>,
-        levels: Option<BTreeMap<String, (Option<i64>, Option<i64>)>>,
+        counters: Option<Amounts>,
+        levels: Option<Levels>,
     ) -> PyResult<()> {
         let (counters, levels) = (counters.unwrap_or_default(), levels.unwrap_or_default());
         let ending = Ending { error, counters, levels, sync };

@@ -5,11 +5,12 @@ use crate::workspace::{Metadata, Package};
 
 /// Every crate, and the crates of this workspace it may use. Lower crates come first.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("fuzz-replay", &[]),
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
-    ("checkpoint", &[]),
-    ("startup-timing", &[]),
-    ("quant-router", &["checkpoint"]),
+    ("startup-timing", &["fuzz-replay"]),
+    ("checkpoint", &["fuzz-replay"]),
+    ("quant-router", &["fuzz-replay", "checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
