@@ -183,8 +183,8 @@ def test_attach_interrupted_at_any_line_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "attach.keep_package_uncompiled", "attach.ModelSteps", "attach.wrap_root", "attach.refuse_changes",
-        "attach.StorageWatch.survivors", "binding.Binding.shared_in_place", "attach._facts", "attach.Attachment",
+        "attaching.keep_package_uncompiled", "attaching.ModelSteps", "attaching.wrap_root", "attaching.refuse_changes",
+        "attaching.StorageWatch.survivors", "binding.Binding.shared_in_place", "attaching._facts", "attaching.Attachment",
         "binding.Binding._note_slots", "overrides.Overrides.set",
     ],
 )  # fmt: skip

@@ -37,7 +37,9 @@ def made(path: Path, noise: random.Random, slow: float = 1.0, failed: bool = Fal
     path.write_text(json.dumps(report))
 
 
-def phase(number: int, parent: Any, name: str, start: float, duration: float, status: str = "success") -> dict[str, Any]:
+def phase(
+    number: int, parent: Any, name: str, start: float, duration: float, status: str = "success"
+) -> dict[str, Any]:
     """One phase as files have it."""
     return {
         "id": number,

@@ -39,7 +39,10 @@ def slices(trace: dict[str, Any]) -> list[dict[str, Any]]:
 def names(trace: dict[str, Any], kind: str) -> dict[Any, str]:
     """The names that metadata gives to processes or threads."""
     events = [event for event in trace["traceEvents"] if event["ph"] == "M" and event["name"] == kind]
-    return {(event["pid"], event["tid"]) if kind == "thread_name" else event["pid"]: event["args"]["name"] for event in events}
+    return {
+        (event["pid"], event["tid"]) if kind == "thread_name" else event["pid"]: event["args"]["name"]
+        for event in events
+    }
 
 
 def busy() -> None:

@@ -67,11 +67,17 @@ def attach(
     Weights that `offload` loaded, and nobody changed since, are read from their file: page-locked in the page cache where
     the driver and the limits allow it, without a copy. `startup.collect_startup_timings` records phases `attach.*`.
     """
-    with phase("attach"):
-        return _attach(model, device, budget, look_ahead, towers, pinned_memory)
+    whole = phase("attach")
+    try:
+        whole.__enter__()
+        return _attach(whole, model, device, budget, look_ahead, towers, pinned_memory)
+    except BaseException as error:
+        whole.__exit__(type(error), error, error.__traceback__)
+        raise
 
 
 def _attach(
+    whole: phase,
     model: nn.Module,
     device: DeviceArgument,
     budget: Union[int, str, None],
@@ -79,6 +85,7 @@ def _attach(
     towers: TowersArgument,
     pinned_memory: Union[bool, int, str],
 ) -> Attachment:
+    """Attaches, and ends the phase `whole` where that can be undone still."""
     check_model(model)
     if look_ahead is not None:
         look_ahead = _count(look_ahead)
@@ -116,6 +123,8 @@ def _attach(
             locking.finish()
         for module in model.modules():
             overrides.set(module, MARK, attachment)
+        # Here and not behind the return: what interrupts it undoes everything.
+        whole.__exit__(None, None, None)
         return attachment
     except BaseException:
         runtime.closing = True

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._native import Checkpoint
 from ..errors import CheckpointError, WeightsError
+from ..startup.collecting import describe_checkpoint
 from .metadata import quantization_map_of, read_json, sibling_map, tied_map_of
 from .pickles import is_pickle, load_pickle
 from .progress import Progress
@@ -144,6 +145,7 @@ def open_source(path: str) -> Union[Checkpoint, list[str]]:
 
 def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> Source:
     opened = open_source(path)
+    describe_checkpoint(opened if isinstance(opened, list) else opened.files())
     if isinstance(opened, list):
         source = Source(path, {}, files=opened)
         for number, file in enumerate(opened):
