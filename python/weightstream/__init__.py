@@ -26,6 +26,7 @@ from .errors import (
     LoadingCancelled,
     ModelError,
     NotAvailableError,
+    QuantizationError,
     StateError,
     TimingError,
     UnsafeCheckpointError,
@@ -34,7 +35,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import loaders, offload, startup
+    from . import loaders, offload, quant, startup
     from .attaching import attach
     from .attachment import Attachment
     from .devices import HostDevice
@@ -51,6 +52,7 @@ __all__ = [
     "LoadingCancelled",
     "ModelError",
     "NotAvailableError",
+    "QuantizationError",
     "StateError",
     "TimingError",
     "UnsafeCheckpointError",
@@ -60,12 +62,13 @@ __all__ = [
     "attach",
     "loaders",
     "offload",
+    "quant",
     "startup",
 ]
 
 _LATER = {"attach": "attaching", "Attachment": "attachment", "HostDevice": "devices"}
 """Names, and the modules that they are imported from when they are first used."""
-_MODULES = ("loaders", "offload", "startup")
+_MODULES = ("loaders", "offload", "quant", "startup")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use quant_router::QuantError;
 use startup_timing::TimingError;
 use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
 
@@ -16,6 +17,7 @@ pub(crate) enum Class {
     Device,
     State,
     Checkpoint,
+    Quantization,
     Cancelled,
     Timing,
     Internal,
@@ -29,6 +31,7 @@ impl Class {
             Self::Device => "DeviceError",
             Self::State => "StateError",
             Self::Checkpoint => "CheckpointError",
+            Self::Quantization => "QuantizationError",
             Self::Cancelled => "LoadingCancelled",
             Self::Timing => "TimingError",
             Self::Internal => "InternalError",
@@ -79,6 +82,12 @@ impl From<CheckpointError> for Failure {
 impl From<TimingError> for Failure {
     fn from(error: TimingError) -> Self {
         Self::new(Class::Timing, error.to_string())
+    }
+}
+
+impl From<QuantError> for Failure {
+    fn from(error: QuantError) -> Self {
+        Self::new(Class::Quantization, error.to_string())
     }
 }
 

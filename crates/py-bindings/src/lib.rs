@@ -13,6 +13,7 @@ mod error;
 mod offloader;
 mod plan;
 mod process;
+mod quant;
 mod saving;
 mod sources;
 mod startup;
@@ -30,6 +31,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<offloader::Hold>()?;
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
+    module.add_class::<quant::QuantWeight>()?;
+    module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
+    module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
+    module.add_function(wrap_pyfunction!(quant::detect, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;

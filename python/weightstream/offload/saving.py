@@ -18,7 +18,7 @@ from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailable
 from ..spans import is_wrapper
 from .metadata import encoded, read_json
 from .progress import progress_of
-from .tensors import name_of_dtype
+from ..filetypes import name_of_dtype
 from .unavailable import QuantizationType, qint8, refuse_quantizing
 
 __all__ = ["save_model"]
