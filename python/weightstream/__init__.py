@@ -68,16 +68,21 @@ __all__ = [
 
 _LATER = {"attach": "attaching", "Attachment": "attachment", "HostDevice": "devices"}
 """Names, and the modules that they are imported from when they are first used."""
-_MODULES = ("loaders", "offload", "quant", "startup")
 
 
 def __getattr__(name: str) -> Any:
+    place = f"{__name__}.{name}"
     if name in _LATER:
         found = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
-    elif name in _MODULES:
-        found = importlib.import_module(f"{__name__}.{name}")
-    else:
+    elif name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        try:
+            found = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name != place:
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = found
     return found
 

@@ -278,9 +278,7 @@ def resident_fraction(path: str) -> tuple[int, float | None]:
 class StartupRecorder:
     """Records phases of a start; whoever begins them keeps their numbers. In a forked child it records nothing."""
 
-    def __init__(
-        self, path: str | None = None, counters: bool = True, rank: int | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, path: str | None = None, counters: bool = True, rank: int | None = None, name: str = "") -> None:
         """Starts recording. With `path` each event is written there as it happens; TimingError if that cannot be created."""
     def begin(self, name: str, parent: int | None, thread: str, sync: int) -> int | None:
         """Begins a phase, after `sync` nanoseconds of synchronization; None if it is beyond the limits."""
