@@ -10,7 +10,7 @@ from offload_files import empty, small
 from startup_reports import by_name, parents
 
 import weightstream
-from weightstream import BudgetError, LoadingCancelled, WeightsError, offload, startup
+from weightstream import BudgetError, LoadingCancelled, StateError, WeightsError, offload, startup
 
 
 def test_attaching_records_its_steps() -> None:
@@ -90,3 +90,31 @@ def _cancelled(path: Path, aborting: offload.LoadingCallback) -> None:
         offload.load_sd(path)
     finally:
         _context.reset(token)
+
+
+def test_a_step_is_traced_on_the_devices_clock() -> None:
+    model = mlp(6)
+    attachment = weightstream.attach(model, device=host(), budget=int(weight_bytes(model) * 0.5))
+    for _ in range(3):
+        run(model, inputs())
+    assert attachment.step_trace() is None
+    attachment.trace_next_step()
+    for _ in range(4):
+        run(model, inputs())
+        trace = attachment.step_trace()
+        if trace is not None:  # a step in which the blocks are cut anew is not traced, and the next one is
+            break
+    assert trace is not None and attachment.step_trace() is None
+    report = trace.to_dict()
+    assert report["phases"][0]["name"] == "step" and report["environment"]["step_seconds"] > 0
+    copies = [phase for phase in report["phases"] if phase["thread"] == "copy stream"]
+    visits = [
+        phase for phase in report["phases"][1:] if phase["thread"] == "compute stream" and phase["name"] != "wait"
+    ]
+    assert len(visits) >= 6
+    assert all(copy["counters"]["bytes"] > 0 and copy["name"].startswith("copy ") for copy in copies)
+    assert "copy stream" in trace.render("chrome")
+    attachment.detach()
+    assert attachment.step_trace() is None
+    with pytest.raises(StateError, match="no steps to trace"):
+        attachment.trace_next_step()

@@ -216,6 +216,10 @@ class Offloader:
         """The seconds a step is predicted to take with what `segment` would choose; for comparing cuts."""
     def time_next_step(self) -> None:
         """Measures on the device what each visit of the next step computes. Costs two events a visit, once."""
+    def trace_next_step(self) -> None:
+        """Traces the next step that begins: two events a visit and a copy, once."""
+    def take_step_trace(self) -> StartupReport | None:
+        """The step that was traced, on the device's clock, once the device has come to its end. Never waits."""
     def learn_pace(self) -> bool:
         """Whether that step has been measured; `segment` and `predict` go by it from then on. Never waits."""
     def gain(self, cuts: dict[int, list[int]], order: list[int] | None) -> tuple[float, float, float] | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from types import TracebackType
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from .overrides import Overrides
 from .ownership import Ownership
 from .report import Report
 from .runtime import Runtime
+from .startup.reports import Report as TimingReport
 from .steps import ModelSteps
 
 __all__ = ["Attachment", "undo"]
@@ -125,6 +126,26 @@ class Attachment:
     def stats(self) -> dict[str, Any]:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""
         return dict(self._last[0]) if self._leaving else json.loads(self._runtime.offloader.stats())
+
+    def trace_next_step(self) -> None:
+        """Measures on the device when the next whole step visits and copies what; `step_trace` gives it afterwards.
+
+        Costs two events a visit and a copy in that step. Copies through the staging ring are not among them.
+        """
+        if self._leaving:
+            raise StateError("the model is detached; there are no steps to trace")
+        self._runtime.offloader.trace_next_step()
+
+    def step_trace(self) -> Optional[TimingReport]:
+        """The step that was traced, as a report like those of `weightstream.startup`, once; None if there is none yet.
+
+        `step_trace().save("step.json", "chrome")` is for ui.perfetto.dev. Waits for the device.
+        """
+        if self._leaving:
+            return None
+        self._runtime.target.synchronize()
+        native = self._runtime.offloader.take_step_trace()
+        return None if native is None else TimingReport(native)
 
     def report(self) -> Report:
         """The plan, the memory it takes, and what was noticed about the model: a dictionary that prints as a summary.

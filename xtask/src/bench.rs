@@ -1,7 +1,8 @@
 //! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; so does `ready`,
 //! which measures how soon a checkpoint streams, and how fast what is not page-locked does; `load` compares
 //! reading a checkpoint with safetensors' own reader and with the bare device (the code of both is in `tools/bench`);
-//! `plan` runs the criterion benches, which measure planning and the schedule on this CPU.
+//! `plan` runs the criterion benches, which measure planning and the schedule on this CPU; `startup` what collecting startup
+//! timings costs a start, on any machine.
 //! Nothing but `--save` writes into the repository.
 
 use std::fs;
@@ -20,10 +21,10 @@ pub struct Args {
     /// The measurement.
     #[arg(value_enum)]
     name: Name,
-    /// Print one JSON object as the last line (`stream`, `load`, `ready`).
+    /// Print one JSON object as the last line (`stream`, `load`, `ready`, `startup`).
     #[arg(long)]
     json: bool,
-    /// Write the raw result and a table to docs/performance (`stream`, `load`, `ready`).
+    /// Write the raw result, and a table but for `startup`, to docs/performance (`stream`, `load`, `ready`, `startup`).
     #[arg(long)]
     save: bool,
     /// Take the result from this file instead of measuring: one that `run.py bench NAME --out FILE` of a GPU bundle
@@ -33,7 +34,7 @@ pub struct Args {
     /// GiB of the file that is read (`load`).
     #[arg(long)]
     size: Option<f64>,
-    /// Arguments passed on to tools/bench/stream.py, load.py or ready.py, after `--`.
+    /// Arguments passed on to tools/bench/stream.py, load.py, ready.py or startup.py, after `--`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -48,6 +49,8 @@ enum Name {
     Ready,
     /// Planning and the schedule, on this CPU.
     Plan,
+    /// What collecting startup timings costs a start, on this machine.
+    Startup,
 }
 
 /// Measures, or renders a measurement made elsewhere.
@@ -57,6 +60,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Name::Stream => stream(args),
         Name::Load => load(args),
         Name::Ready => ready(args),
+        Name::Startup => startup(args),
     }
 }
 
@@ -175,6 +179,19 @@ fn ready(args: &Args) -> Result<ExitCode> {
 fn examples() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     workspace::root().join(target).join("release/examples")
+}
+
+/// Runs tools/bench/startup.py, which fails if collecting takes more of a start than it may.
+fn startup(args: &Args) -> Result<ExitCode> {
+    let venv = Venv::ensure(&[Requirements::Base])?;
+    let result = match on_gpu(args, &venv, "startup", |_| Ok(()))? {
+        Ok(result) => result,
+        Err(code) => return Ok(code),
+    };
+    if args.save {
+        keep(&result, "startup.json")?;
+    }
+    show(args, &result)
 }
 
 fn value(result: &Path) -> Result<serde_json::Value> {

@@ -10,8 +10,8 @@ mod unit_set;
 mod units;
 
 pub use engine::{
-    Engine, EngineDesc, EngineError, EngineOptions, EngineReport, EngineStats, Source, SourcePart,
-    StagingStats, StepTimes, StoreSource, UnitReport,
+    CopyTrace, Engine, EngineDesc, EngineError, EngineOptions, EngineReport, EngineStats, Source, SourcePart,
+    StagingStats, StepTimes, StepTrace, StoreSource, UnitReport, VisitTrace,
 };
 pub use layout::{ALIGNMENT, BlockSpan, Layout, LayoutOptions};
 pub use model::{BlockDesc, BlockId, ModelDesc, TensorId, TowerDesc, UnitId};

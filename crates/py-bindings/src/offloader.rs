@@ -13,6 +13,7 @@ use weightstream::{BlockId, DeviceKind, EngineError, Offloader as Facade, Stream
 use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
 use crate::process::OfProcess;
+use crate::startup::StartupReport;
 
 /// A model being streamed.
 #[pyclass(frozen, module = "weightstream._native")]
@@ -140,6 +141,17 @@ impl Offloader {
             facade.time_next_step();
             Ok(())
         })
+    }
+
+    fn trace_next_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.with(py, false, |facade| {
+            facade.trace_next_step();
+            Ok(())
+        })
+    }
+
+    fn take_step_trace(&self, py: Python<'_>) -> PyResult<Option<StartupReport>> {
+        self.inner.with(py, false, |facade| Ok(facade.take_step_trace().map(StartupReport)))
     }
 
     fn learn_pace(&self, py: Python<'_>) -> PyResult<bool> {

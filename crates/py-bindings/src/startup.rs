@@ -71,7 +71,7 @@ impl StartupRecorder {
 /// A report.
 #[pyclass(frozen, module = "weightstream._native")]
 #[derive(Debug)]
-pub(crate) struct StartupReport(Report);
+pub(crate) struct StartupReport(pub(crate) Report);
 
 #[pymethods]
 impl StartupReport {

@@ -9,6 +9,7 @@ mod pace;
 mod planned;
 mod report;
 mod request;
+mod step_trace;
 
 pub use budget::Budget;
 pub use builder::OffloaderBuilder;
@@ -30,4 +31,5 @@ pub use pinned_pool::{
     FileBytes, HostBytes, HostError, HostLevel, KeepAlive, Levels, Placed, SourceBytes, SourceFile,
     StagingOptions, StoreOptions, Watch, Work,
 };
+pub use startup_timing;
 pub use vmm_alloc::{AddressSpace, VmmError};

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::pace::{Gain, Pace};
 use crate::report::Report;
 use crate::request::Request;
+use crate::step_trace::step_report;
 
 /// Streams one model through a memory budget.
 ///
@@ -244,6 +245,20 @@ impl Offloader {
         let Some(pace) = pace.filter(|pace| pace.compute_of(&finest).is_some()) else { return Ok(None) };
         let then = self.request.plan_segments(self.engine.layout(), &finest, Some(&pace))?;
         pace.gain(&self.engine.plan(), &then).map(Some)
+    }
+
+    /// Traces the next step that begins: costs two events a visit and a copy, in that step.
+    pub fn trace_next_step(&self) {
+        self.engine.trace_next_step();
+    }
+
+    /// The step that was traced, as a report like those of startup timings, if the device has come to its end; once. Never
+    /// blocks.
+    ///
+    /// The phase `step` contains the visits, on the lane of the compute stream, and the copies, on that of the copy stream;
+    /// a visit that waited for its copy contains the phase `wait`.
+    pub fn take_step_trace(&self) -> Option<startup_timing::Report> {
+        step_report(&self.engine.plan(), &self.engine.take_step_trace()?)
     }
 
     fn pace(&self) -> Option<Pace> {

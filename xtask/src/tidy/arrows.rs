@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("profile-store", &["fuzz-replay"]),
-    ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
+    ("weightstream", &["gpu-driver", "vmm-alloc", "startup-timing", "checkpoint", "pinned-pool", "offload-core"]),
     ("py-bindings", &["gpu-driver", "startup-timing", "checkpoint", "quant-router", "weightstream"]),
     ("xtask", &[]),
 ];

@@ -15,7 +15,7 @@ use super::replan::check_plan;
 use super::source::{Source, check_source};
 use super::state::State;
 use super::stats::{EngineReport, EngineStats, StagingStats, UnitReport};
-use super::timing::StepTimes;
+use super::timing::{StepTimes, StepTrace};
 use crate::layout::Layout;
 use crate::model::{TensorId, UnitId};
 use crate::plan::{Plan, UnitPlan};
@@ -188,6 +188,17 @@ impl Engine {
     /// to its end. Never blocks. A step that failed, or in which one visit was made inside another, has no times.
     pub fn take_step_times(&self) -> Option<StepTimes> {
         self.lock().timing.take()
+    }
+
+    /// Traces the next step that begins, or the first one after it that is whole: costs two events a visit and a copy.
+    pub fn trace_next_step(&self) {
+        self.lock().timing.arm_trace();
+    }
+
+    /// When the step that was traced visited and copied what, once; `None` if there is none, or if the device has not come to
+    /// its end. Never blocks. A step that failed, or in which one visit was made inside another, has none.
+    pub fn take_step_trace(&self) -> Option<StepTrace> {
+        self.lock().timing.take_trace()
     }
 
     /// The rate at which resident bytes were uploaded, in bytes a second, where enough were to tell.

@@ -21,6 +21,7 @@ use super::memory::Memory;
 use super::source::Source;
 use super::staging::Staging;
 use super::stats::EngineStats;
+use super::timing::TimedCopy;
 use crate::model::UnitId;
 use crate::plan::Plan;
 use crate::schedule::Command;
@@ -65,6 +66,8 @@ pub(super) struct Device {
     prepared: Vec<Option<Arc<PreparedCopy>>>,
     /// How often each of them was enqueued.
     enqueued: Vec<u64>,
+    /// The copies so far of a step that is traced.
+    timed: Option<Vec<TimedCopy>>,
     /// The end of all computation so far, unless there was some `since_mark`.
     mark: Event,
     since_mark: bool,
@@ -86,6 +89,7 @@ impl Device {
             events: Vec::new(),
             prepared: Vec::new(),
             enqueued: Vec::new(),
+            timed: None,
             since_mark: false,
             compute: None,
             poison,
@@ -312,16 +316,49 @@ impl Device {
 
     fn copy(&mut self, unit: UnitId, plan: &Plan, memory: &Memory, stats: &mut EngineStats) -> Result<()> {
         let Some(Some(copy)) = self.prepared.get(unit.0 as usize) else { return Err(unknown()) };
+        let copy = Arc::clone(copy);
         if self.guard
             && let Some(planned) = plan.unit(unit)
         {
             memory.guard(&planned.streamed, Access::ReadWrite)?;
         }
-        self.copies.enqueue(copy)?;
+        let bytes = copy.bytes().0;
+        let start = self.timer_on_copies();
+        self.copies.enqueue(&copy)?;
+        if let (Some(start), Some(end)) = (start, self.timer_on_copies())
+            && let Some(timed) = &mut self.timed
+        {
+            timed.push(TimedCopy { unit, bytes, start, end });
+        }
         stats.copies += 1;
-        stats.copied_bytes += copy.bytes().0;
+        stats.copied_bytes += bytes;
         self.count_copy(unit);
         Ok(())
+    }
+
+    /// Whether copies are timed from here on.
+    pub(super) fn time_copies(&mut self, timed: bool) {
+        self.timed = timed.then(Vec::new);
+    }
+
+    /// The copies that were timed; none are from here on.
+    pub(super) fn timed_copies(&mut self) -> Option<Vec<TimedCopy>> {
+        self.timed.take()
+    }
+
+    /// A timer behind what the copy stream holds, if copies are timed. A driver that refuses one ends their timing and
+    /// nothing else.
+    fn timer_on_copies(&mut self) -> Option<Event> {
+        self.timed.as_ref()?;
+        let timer = Event::timer(Arc::clone(&self.driver));
+        match timer.and_then(|timer| self.copies.record(&timer).map(|()| timer)) {
+            Ok(timer) => Some(timer),
+            Err(error) => {
+                tracing::debug!(%error, "the copies of a step are not timed");
+                self.timed = None;
+                None
+            }
+        }
     }
 
     pub(super) fn count_copy(&mut self, unit: UnitId) {

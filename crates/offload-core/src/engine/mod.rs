@@ -25,7 +25,7 @@ pub use core::{Engine, EngineDesc, EngineOptions};
 pub use error::EngineError;
 pub use source::{Source, SourcePart, StoreSource};
 pub use stats::{EngineReport, EngineStats, StagingStats, UnitReport};
-pub use timing::StepTimes;
+pub use timing::{CopyTrace, StepTimes, StepTrace, VisitTrace};
 
 #[cfg(test)]
 mod tests;

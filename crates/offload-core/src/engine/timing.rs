@@ -8,6 +8,8 @@
 //! Waiting for a copy is in nobody's time; what is computed between two visits is in that of the first. What a step
 //! computes before its first visit is added to the last, after which it comes. Nothing here makes the host wait or
 //! makes a step fail: what cannot be measured is not.
+//!
+//! A step that is traced is timed in the same way, and its copies with two events each on the copy stream.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -22,6 +24,53 @@ use crate::model::UnitId;
 pub struct StepTimes {
     /// The units visited, in order, resident ones included, each with its seconds.
     pub visits: Vec<(UnitId, f64)>,
+}
+
+/// One step on the device's clock: seconds from its beginning.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepTrace {
+    /// The visits, in order.
+    pub visits: Vec<VisitTrace>,
+    /// The copies that were submitted in the step, in order; those that pass through the staging ring are not among them.
+    /// What was submitted in the step before is not either, and what ends after the step is.
+    pub copies: Vec<CopyTrace>,
+    /// How long the step took.
+    pub seconds: f64,
+}
+
+/// A visit in a traced step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct VisitTrace {
+    /// The unit.
+    pub unit: UnitId,
+    /// When the device came to it.
+    pub reached: f64,
+    /// When its bytes were there.
+    pub free: f64,
+    /// When the device came to the next, or to the end of the step.
+    pub end: f64,
+}
+
+/// A copy in a traced step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CopyTrace {
+    /// The unit.
+    pub unit: UnitId,
+    /// How much.
+    pub bytes: u64,
+    /// When it began.
+    pub start: f64,
+    /// When it had ended.
+    pub end: f64,
+}
+
+/// A copy between two timers.
+#[derive(Debug)]
+pub(super) struct TimedCopy {
+    pub(super) unit: UnitId,
+    pub(super) bytes: u64,
+    pub(super) start: Event,
+    pub(super) end: Event,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +88,10 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct Timing {
     phase: Phase,
+    /// Who asked for the step: for its times, or for its trace.
+    wants_times: bool,
+    wants_trace: bool,
+    copies: Vec<TimedCopy>,
     /// Two a visit, `start` before them and `end` behind them.
     timers: Vec<Event>,
     recorded: usize,
@@ -47,25 +100,56 @@ pub(super) struct Timing {
 
 impl Timing {
     pub(super) fn new() -> Self {
-        Self { phase: Phase::Off, timers: Vec::new(), recorded: 0, visits: Vec::new() }
+        Self {
+            phase: Phase::Off,
+            wants_times: false,
+            wants_trace: false,
+            copies: Vec::new(),
+            timers: Vec::new(),
+            recorded: 0,
+            visits: Vec::new(),
+        }
     }
 
     /// The next step is timed.
     pub(super) fn arm(&mut self) {
         self.phase = Phase::Armed;
+        self.wants_times = true;
+    }
+
+    /// The next step is traced; if it is none that can be, the one after it.
+    pub(super) fn arm_trace(&mut self) {
+        self.phase = Phase::Armed;
+        self.wants_trace = true;
+    }
+
+    /// Whether the copies of the step under way are to be timed.
+    pub(super) fn traces(&self) -> bool {
+        self.wants_trace && self.phase == Phase::Running
     }
 
     /// What was begun is given up; a step that is timed must be one of this plan, whole and without errors.
     pub(super) fn give_up(&mut self) {
         if self.phase == Phase::Running {
-            self.phase = Phase::Off;
+            self.phase = self.at_rest();
         }
     }
 
     /// Nothing is timed, and what was is forgotten: it was of another plan.
     pub(super) fn forget(&mut self) {
-        self.phase = Phase::Off;
+        self.wants_times = false;
+        self.clear();
+    }
+
+    fn clear(&mut self) {
+        self.phase = self.at_rest();
         self.timers.clear();
+        self.copies.clear();
+    }
+
+    /// A trace that was asked for is made of a later step.
+    fn at_rest(&self) -> Phase {
+        if self.wants_trace { Phase::Armed } else { Phase::Off }
     }
 
     pub(super) fn begin_step(&mut self, driver: &Arc<dyn Driver>, stream: StreamHandle) {
@@ -95,25 +179,72 @@ impl Timing {
         }
     }
 
-    pub(super) fn end_step(&mut self, driver: &Arc<dyn Driver>, stream: StreamHandle) {
+    pub(super) fn end_step(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        stream: StreamHandle,
+        copies: Option<Vec<TimedCopy>>,
+    ) {
         if self.phase == Phase::Running {
             self.record(driver, stream);
             let whole = self.phase == Phase::Running && !self.visits.is_empty();
-            self.phase =
-                if whole && self.recorded == 2 * self.visits.len() + 2 { Phase::Ended } else { Phase::Off };
+            let whole = whole && self.recorded == 2 * self.visits.len() + 2;
+            self.phase = if whole { Phase::Ended } else { self.at_rest() };
+            self.copies = copies.unwrap_or_default();
         }
     }
 
     /// The times of the step that was timed, once; `None` if there is none, or the device has not come to its end.
     pub(super) fn take(&mut self) -> Option<StepTimes> {
-        if self.phase != Phase::Ended {
+        if self.phase != Phase::Ended || !self.wants_times {
             return None;
         }
         let times = self.times();
         if !matches!(times, Ok(None)) {
-            self.forget();
+            self.wants_times = false;
+            if !self.wants_trace {
+                self.clear();
+            }
         }
         times.ok().flatten()
+    }
+
+    /// The trace of the step that was traced, once; `None` if there is none, or if the device has not come to its end.
+    pub(super) fn take_trace(&mut self) -> Option<StepTrace> {
+        if self.phase != Phase::Ended || !self.wants_trace {
+            return None;
+        }
+        let trace = self.trace();
+        if !matches!(trace, Ok(None)) {
+            self.wants_trace = false;
+            if !self.wants_times {
+                self.clear();
+            }
+        }
+        trace.ok().flatten()
+    }
+
+    /// The trace, or `None` if the device has not come to the end of the step and its copies.
+    fn trace(&self) -> pinned_pool::Result<Option<StepTrace>> {
+        let first = &self.timers[0];
+        // The copy stream may be ahead of the compute stream: what began before the step shows from its beginning.
+        let at = |event: &Event| first.seconds_until(event).map(|at| at.map(|at| at.max(0.0)));
+        let last = 2 * self.visits.len() + 1;
+        let Some(seconds) = at(&self.timers[last])? else { return Ok(None) };
+        let mut visits = Vec::with_capacity(self.visits.len());
+        for (number, &unit) in self.visits.iter().enumerate() {
+            let timer = |place: usize| at(&self.timers[2 * number + place]);
+            let (Some(reached), Some(free), Some(end)) = (timer(1)?, timer(2)?, timer(3)?) else {
+                return Ok(None);
+            };
+            visits.push(VisitTrace { unit, reached, free, end });
+        }
+        let mut copies = Vec::with_capacity(self.copies.len());
+        for copy in &self.copies {
+            let (Some(start), Some(end)) = (at(&copy.start)?, at(&copy.end)?) else { return Ok(None) };
+            copies.push(CopyTrace { unit: copy.unit, bytes: copy.bytes, start, end: end.max(start) });
+        }
+        Ok(Some(StepTrace { visits, copies, seconds }))
     }
 
     /// The times, or `None` if the device has not come to the end.
