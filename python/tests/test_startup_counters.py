@@ -146,7 +146,8 @@ def test_the_cached_part_of_a_checkpoint_is_told_before_it_is_loaded(data: Path)
             startup.describe_checkpoint(data)
             by_pread(data)
             startup.describe_checkpoint([data])  # as it was before
-        facts = timings.to_dict()["environment"]["checkpoint data"]
+        (facts,) = timings.to_dict()["environment"]["checkpoints"]
+        assert facts["file"] == "data"
         assert low <= facts["resident_fraction"] <= high
         assert facts["bytes"] == SIZE and facts["file_system"]
     startup.describe_checkpoint(data)  # without a collector: nothing

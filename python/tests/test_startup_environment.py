@@ -128,3 +128,16 @@ def test_file_systems_are_found_by_the_longest_mount(tmp_path: Path) -> None:
     assert file_system("/data/my models/a", mounts) == "tmpfs"
     assert file_system("/data", "") is None
     assert file_system(str(tmp_path))
+
+
+def test_files_of_one_name_in_two_folders_are_both_described(tmp_path: Path) -> None:
+    paths = [tmp_path / "vae" / "model.bin", tmp_path / "transformer" / "model.bin"]
+    for size, path in enumerate(paths):
+        path.parent.mkdir()
+        path.write_bytes(bytes(size + 1))
+    with startup.collect_startup_timings() as timings:
+        startup.describe_checkpoint(paths[0])
+        startup.describe_checkpoint(paths)
+    found = timings.to_dict()["environment"]["checkpoints"]
+    assert [(facts["file"], facts["bytes"]) for facts in found] == [("model.bin", 1), ("model.bin", 2)]
+    assert str(tmp_path) not in json.dumps(found)

@@ -49,7 +49,8 @@ def test_loading_records_its_stages_and_its_file(tmp_path: Path) -> None:
     stages = ["offload.read", "offload.prepare", "offload.apply"]
     assert names == ["offload.load_model_data", *stages, "offload.load_sd", "offload.read"]
     assert [phase["parent_id"] for phase in report["phases"]] == [None, 1, 1, 1, None, 5]
-    facts = report["environment"]["checkpoint model.safetensors"]
+    (facts,) = report["environment"]["checkpoints"]
+    assert facts["file"] == "model.safetensors"
     assert facts["bytes"] == path.stat().st_size and 0.0 <= facts["resident_fraction"] <= 1.0
 
 

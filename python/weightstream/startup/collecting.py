@@ -78,7 +78,8 @@ class StartupTimings:
         self._warned = False
         self._synchronizing: set[int] = set()
         """Threads that are in the callback: phases there are not measured by it."""
-        self._described: set[str] = set()
+        self._described: dict[str, dict[str, Any]] = {}
+        """Files, as they were before they were loaded."""
 
     def __enter__(self) -> StartupTimings:
         if self._recorder is not None:
@@ -242,11 +243,13 @@ def describe_checkpoint(paths: Union[Path, Iterable[Path]]) -> None:
     if not collector._environment or not collector._here() or collector._recorder is None:
         return
     several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    before = len(collector._described)
     for path in map(os.fspath, several):
         if path not in collector._described:
-            collector._described.add(path)
-            # Facts of the same name replace each other, so each file has its own.
-            collector._add({f"checkpoint {os.path.basename(path)}": checkpoint_facts(path)})
+            # Without its folder, which may be named after somebody.
+            collector._described[path] = {"file": os.path.basename(path), **checkpoint_facts(path)}
+    if len(collector._described) > before:
+        collector._add({"checkpoints": list(collector._described.values())})
 
 
 def _rank(rank: Any) -> Optional[int]:
