@@ -210,8 +210,10 @@ class StartupTimings:
 
     def _wait(self) -> tuple[int, Optional[Exception]]:
         """Calls the synchronization callback: nanoseconds, and what it raised."""
+        if self._synchronize is None:
+            return 0, None
         thread = threading.get_ident()
-        if self._synchronize is None or thread in self._synchronizing:
+        if thread in self._synchronizing:
             return 0, None
         self._synchronizing.add(thread)
         begun = time.perf_counter_ns()
