@@ -9,10 +9,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("vmm-alloc", &["gpu-driver"]),
     ("checkpoint", &[]),
     ("quant-router", &["checkpoint"]),
+    ("quant-kernels", &["gpu-driver", "checkpoint", "quant-router"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "weightstream"]),
+    ("py-bindings", &["gpu-driver", "checkpoint", "quant-kernels", "weightstream"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.
