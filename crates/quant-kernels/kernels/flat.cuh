@@ -46,43 +46,28 @@ struct Bytes {
     }
 };
 
-// Vectors that a thread loads before it stores the first of them, so that it waits for memory once.
-constexpr u32 LOADS = 4;
-
-// Brings packed bytes into shared memory. Vectors that reach over either end are read by bytes, so that nothing outside is read.
-DEVICE void fetch(u32* stage, u64 from, u32 count) {
+// Brings at most MOST packed bytes into shared memory. Vectors that reach over either end are read by bytes, so that nothing outside is
+// read. A thread loads all of its vectors before it stores the first, so that it waits for memory once.
+template <u32 MOST> DEVICE void fetch(u32* stage, u64 from, u32 count) {
+    constexpr u32 LOADS = (MOST + 30) / 16 / THREADS + 1;
     u32 shift = (u32)from & 15, end = shift + count;
     u64 base = from - shift;
-    for (u32 first = threadIdx.x; 16 * first < end; first += LOADS * THREADS) {
-        Vector loaded[LOADS];
+    Vector loaded[LOADS];
 #pragma unroll
-        for (u32 i = 0; i < LOADS; ++i) {
-            u32 at = 16 * (first + i * THREADS);
-            if (at >= shift && at + 16 <= end) loaded[i] = load_vector((const void*)(base + at));
-        }
-#pragma unroll
-        for (u32 i = 0; i < LOADS; ++i) {
-            u32 at = 16 * (first + i * THREADS);
-            if (at >= shift && at + 16 <= end) {
-                *(Vector*)(stage + at / 4) = loaded[i];
-            } else if (at < end) {
-#pragma unroll 1
-                for (u32 byte = at; byte < at + 16; ++byte) {
-                    if (byte >= shift && byte < end) ((u8*)stage)[byte] = load((const u8*)(base + byte));
-                }
-            }
-        }
+    for (u32 i = 0; i < LOADS; ++i) {
+        u32 at = 16 * (threadIdx.x + i * THREADS);
+        if (at >= shift && at + 16 <= end) loaded[i] = load_vector((const void*)(base + at));
     }
-}
-
-// Writes N neighbours, or those of them that are wanted.
-template <class T> DEVICE void store(const Run& run, u32 element, const float (&v)[WIDE<T>]) {
-    u64 address = run.out + ((u64)element - run.first) * T::SIZE;
-    if (element >= run.first && element + WIDE<T> <= run.end && address % 16 == 0) {
-        store_wide<T>(address, v);
-    } else {
-        for (u32 i = 0; i < WIDE<T>; ++i) {
-            if (element + i >= run.first && element + i < run.end) T::one(address + i * T::SIZE, v[i]);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; ++i) {
+        u32 at = 16 * (threadIdx.x + i * THREADS);
+        if (at >= shift && at + 16 <= end) {
+            *(Vector*)(stage + at / 4) = loaded[i];
+        } else if (at < end) {
+#pragma unroll 1
+            for (u32 byte = at; byte < at + 16; ++byte) {
+                if (byte >= shift && byte < end) ((u8*)stage)[byte] = load((const u8*)(base + byte));
+            }
         }
     }
 }
@@ -91,29 +76,38 @@ template <class T> DEVICE void store(const Run& run, u32 element, const float (&
 // F::decode<N>(params, table, tile, place, element, v) makes N numbers: `tile` are packed bytes, `place` says which element of
 // them is the first, `element` which one of the run. N divides `place`.
 template <class F, class T, class P> DEVICE void flat(const P& params) {
-    constexpr u32 N = WIDE<T>, TILE = THREADS * N * ROUNDS;
+    constexpr u32 N = WIDE<T>, TILE = THREADS * N * ROUNDS, MOST = TILE / F::ELEMENTS * F::BYTES;
     const Run& run = params.run;
-    // A vector more at the end, since words are read in pairs.
-    SHARED(u32, stage, TILE / F::ELEMENTS * F::BYTES / 4 + 12);
+    // A vector more at either end, since words are read in pairs.
+    SHARED(u32, stage, MOST / 4 + 12);
     SHARED(u32, table, F::ENTRIES);
     EACH_THREAD { F::prepare(params, table); }
+    // Where element 0 would go, if it did.
+    u64 out = run.out - (u64)run.first * T::SIZE;
+    bool wide = out % 16 == 0;
     for (u32 tile = blockIdx.x; tile < run.tiles; tile += gridDim.x) {
         u32 begin = run.begin + tile * TILE, start = begin / F::ELEMENTS * F::BYTES;
         u32 left = run.bytes - start;
-        u32 count = left < TILE / F::ELEMENTS * F::BYTES ? left : TILE / F::ELEMENTS * F::BYTES;
         u64 from = run.data + start;
-        EACH_THREAD { fetch(stage, from, count); }
+        EACH_THREAD { fetch<MOST>(stage, from, left < MOST ? left : MOST); }
         BARRIER();
+        bool whole = wide && begin >= run.first && begin + TILE <= run.end;
         EACH_THREAD {
             Bytes packed = {stage, (u32)from & 15};
 #pragma unroll 1
             for (u32 round = 0; round < ROUNDS; ++round) {
-                u32 place = (round * THREADS + threadIdx.x) * N;
-                u32 element = begin + place;
-                if (element < run.end && element + N > run.first) {
-                    float v[N];
-                    F::template decode<N>(params, table, packed, place, element, v);
-                    store<T>(run, element, v);
+                u32 place = (round * THREADS + threadIdx.x) * N, element = begin + place;
+                if (!whole && (element >= run.end || element + N <= run.first)) continue;
+                float v[N];
+                F::template decode<N>(params, table, packed, place, element, v);
+                if (whole || (wide && element >= run.first && element + N <= run.end)) {
+                    T::wide(out + (u64)element * T::SIZE, v);
+                } else {
+                    for (u32 i = 0; i < N; ++i) {
+                        if (element + i >= run.first && element + i < run.end) {
+                            T::one(out + ((u64)element + i) * T::SIZE, v[i]);
+                        }
+                    }
                 }
             }
         }

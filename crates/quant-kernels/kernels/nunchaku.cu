@@ -34,7 +34,7 @@ struct Nunchaku {
 template <class T> DEVICE void store_eight(const Nunchaku& p, u32 row, u32 column, const float* v) {
     u64 address = p.out + ((u64)(row - p.first) * p.columns + column) * T::SIZE;
     if (address % 16 == 0) {
-        for (u32 i = 0; i < 8; i += WIDE<T>) store_wide<T>(address + i * T::SIZE, v + i);
+        for (u32 i = 0; i < 8; i += WIDE<T>) T::wide(address + i * T::SIZE, v + i);
     } else {
         for (u32 i = 0; i < 8; ++i) T::one(address + i * T::SIZE, v[i]);
     }

@@ -46,11 +46,11 @@ RARE u64 place_beside(u32 order, u32 rows, u32 columns, u32 row, u32 column) {
 // N packed numbers of a byte each.
 struct E4m3 {
     static constexpr u32 ELEMENTS = 1, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return e4m3(word >> 8 * index & 255); }
+    STATIC float number(u32 word, u32 index) { return e4m3_above(choose(0, word, 0x4000 + 0x1000 * index)); }
 };
 struct E5m2 {
     static constexpr u32 ELEMENTS = 1, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return e5m2(word >> 8 * index & 255); }
+    STATIC float number(u32 word, u32 index) { return from_half(choose(word, 0, 0x4404 | index << 4)); }
 };
 struct Int8 {
     static constexpr u32 ELEMENTS = 1, BYTES = 1;
@@ -59,7 +59,7 @@ struct Int8 {
 // Two a byte.
 struct E2m1 {
     static constexpr u32 ELEMENTS = 2, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return e2m1(word >> 4 * index & 15); }
+    STATIC float number(u32 word, u32 index) { return e2m1_above(word << (28 - 4 * index)); }
 };
 
 template <class C> struct Packed {
