@@ -67,14 +67,12 @@ impl DeviceKernels {
     ) -> PyResult<()> {
         let submit = || {
             let kind = kind_of(dtype)?;
-            let part = |(tensor, (address, size)): (&'_ String, &(u64, u64))| (tensor, *address, *size);
             let given: Vec<_> = parts
                 .iter()
-                .map(part)
-                .map(|(tensor, address, size)| DevicePart {
+                .map(|(tensor, (address, size))| DevicePart {
                     tensor,
-                    address: DeviceAddress(address),
-                    size: Bytes(size),
+                    address: DeviceAddress(*address),
+                    size: Bytes(*size),
                 })
                 .collect();
             let numbers = rows.1.saturating_sub(rows.0).saturating_mul(weight.inner.columns());

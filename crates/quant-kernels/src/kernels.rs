@@ -79,22 +79,26 @@ impl Kernels {
         target: DeviceTarget,
         stream: StreamHandle,
     ) -> Result<()> {
-        for launch in plan::plan(weight, parts, rows, target)? {
-            // SAFETY: the launch stays inside the parts and the target, which the caller vouches for.
-            unsafe { self.launch(&launch, stream) }?;
-        }
-        Ok(())
+        let launches = plan::plan(weight, parts, rows, target)?;
+        // SAFETY: the launches stay inside the parts and the target, which the caller vouches for.
+        unsafe { self.submit(&launches, stream) }
     }
 
-    /// Submits one launch.
+    /// Submits launches that [`plan`](crate::plan) worked out, which may be kept for as long as the memory stays where it is.
+    ///
+    /// # Errors
+    /// As [`dequantize`](Self::dequantize), from the driver.
     ///
     /// # Safety
-    /// It was planned for memory that keeps the promises of [`dequantize`](Self::dequantize).
-    unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<()> {
-        let kernel = self.kernel(launch.family, launch.kernel, launch.kind)?;
-        let grid = LaunchGrid { blocks: [launch.blocks, 1, 1], threads: [THREADS, 1, 1], shared_bytes: 0 };
-        // SAFETY: the kernel takes one struct, which is the argument; the caller vouches for the memory.
-        unsafe { kernel.launch(grid, &[KernelArgument::Struct(&launch.argument)], stream) }?;
+    /// As [`dequantize`](Self::dequantize), for the memory that they were planned for.
+    pub unsafe fn submit(&self, launches: &[Launch], stream: StreamHandle) -> Result<()> {
+        for launch in launches {
+            let kernel = self.kernel(launch.family, launch.kernel, launch.kind)?;
+            let grid =
+                LaunchGrid { blocks: [launch.blocks, 1, 1], threads: [THREADS, 1, 1], shared_bytes: 0 };
+            // SAFETY: the kernel takes one struct, which is the argument; the caller vouches for the memory.
+            unsafe { kernel.launch(grid, &[KernelArgument::Struct(&launch.argument)], stream) }?;
+        }
         Ok(())
     }
 

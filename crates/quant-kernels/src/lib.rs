@@ -10,4 +10,4 @@ pub use error::{KernelError, Result};
 pub use family::Family;
 pub use kernels::Kernels;
 pub use launch::{DevicePart, DeviceTarget, Launch, THREADS, TargetKind};
-pub use plan::plan;
+pub use plan::{plan, plan_pieces};

@@ -30,7 +30,7 @@ pub(super) fn plan(job: &Job<'_>, to: Kernel, format: Bnb4) -> Result<Vec<Launch
     for (first, end, out) in pieces(job) {
         // Where scales of scales, scales and bytes begin at the same element; the first one of all is such a place.
         let period = block.saturating_mul(nested_block).saturating_mul(2);
-        let base = if end < 2 * LONGEST { 0 } else { first - first % period };
+        let base = if end < 2 * job.longest { 0 } else { first - first % period };
         if end - base >= 2 * LONGEST {
             return Err(job.unsupported("its blocks are too long"));
         }

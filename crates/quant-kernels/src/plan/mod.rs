@@ -28,6 +28,8 @@ struct Job<'a> {
     end: u64,
     out: u64,
     kind: TargetKind,
+    /// Elements of a launch at most.
+    longest: u64,
 }
 
 impl Job<'_> {
@@ -52,6 +54,18 @@ pub fn plan(
     rows: Range<u64>,
     target: DeviceTarget,
 ) -> Result<Vec<Launch>> {
+    plan_pieces(weight, parts, rows, target, run::LONGEST)
+}
+
+/// As [`plan`], in launches of at most so many elements, of which there are 2^30 at most in any case. Nunchaku's formats are
+/// decoded in one launch.
+pub fn plan_pieces(
+    weight: &QuantWeight,
+    parts: &[DevicePart<'_>],
+    rows: Range<u64>,
+    target: DeviceTarget,
+    longest: u64,
+) -> Result<Vec<Launch>> {
     let (all, columns) = (weight.rows()?, weight.columns());
     if rows.start > rows.end || rows.end > all {
         let (start, end) = (rows.start, rows.end);
@@ -69,8 +83,8 @@ pub fn plan(
         let (layer, what) = (weight.name.clone(), "the target".to_owned());
         return Err(KernelError::Misaligned { layer, what, address: target.address, need: size });
     }
-    let job =
-        Job { weight, parts: Source::Given(parts), first, end, out: target.address.0, kind: target.kind };
+    let (out, kind, longest) = (target.address.0, target.kind, longest.clamp(1, run::LONGEST));
+    let job = Job { weight, parts: Source::Given(parts), first, end, out, kind, longest };
     launches(&job)
 }
 
@@ -78,7 +92,8 @@ pub fn plan(
 pub(crate) fn is_supported(weight: &QuantWeight) -> bool {
     let Ok(end) = weight.elements() else { return false };
     let kind = TargetKind::F32;
-    launches(&Job { weight, parts: Source::Anywhere, first: 0, end, out: 0, kind }).is_ok()
+    let longest = run::LONGEST;
+    launches(&Job { weight, parts: Source::Anywhere, first: 0, end, out: 0, kind, longest }).is_ok()
 }
 
 /// The kernel of a weight, but for the target's type.

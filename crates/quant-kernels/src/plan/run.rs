@@ -67,9 +67,9 @@ impl Run {
 
 /// The elements of a job in pieces that a launch can count, and where each goes.
 pub(super) fn pieces(job: &Job<'_>) -> impl Iterator<Item = (u64, u64, u64)> + use<> {
-    let (first, end, out, size) = (job.first, job.end, job.out, job.kind.bytes());
-    (first..end).step_by(LONGEST as usize).map(move |from| {
-        let to = end.min(from.saturating_add(LONGEST));
+    let (first, end, out, size, longest) = (job.first, job.end, job.out, job.kind.bytes(), job.longest);
+    (first..end).step_by(longest as usize).map(move |from| {
+        let to = end.min(from.saturating_add(longest));
         (from, to, out + (from - first) * size)
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpu_driver::{Access, Bytes, DeviceAddress, Driver, HostToDevice, PageHandle, StreamHandle};
 use half::{bf16, f16};
-use quant_kernels::{DevicePart, DeviceTarget, Kernels, TargetKind};
+use quant_kernels::{DevicePart, DeviceTarget, Kernels, TargetKind, plan_pieces};
 use quant_router::{Target, dequantize};
 
 use super::Case;
@@ -86,6 +86,8 @@ impl Drop for Memory {
 }
 
 const POISON: u8 = 0xa5;
+/// Elements of a launch where launches are short: no multiple of a vector.
+const PIECE: u64 = 4099;
 
 /// What decoders make of rows, as bytes; all that are no numbers are the same one.
 fn wanted(case: &Case, rows: Range<u64>, kind: TargetKind) -> Vec<u8> {
@@ -120,7 +122,7 @@ fn same(have: &[u8], want: &[u8], kind: TargetKind) -> bool {
     have == want || nan(have) && nan(want)
 }
 
-/// Runs the kernels of a case on some rows, whole and in parts, and gives what differs. `skew` shifts the target, in numbers.
+/// Runs the kernels of a case on some rows, whole and in pieces, and gives what differs.
 pub(crate) fn differences(kernels: &Kernels, case: &Case, end: End, stream: StreamHandle) -> Vec<String> {
     let driver = kernels.driver();
     let rows = case.weight.rows().unwrap();
@@ -144,16 +146,29 @@ pub(crate) fn differences(kernels: &Kernels, case: &Case, end: End, stream: Stre
         })
         .collect();
     let mut found = Vec::new();
-    let ranges =
-        [(0..rows, 0), (rows / 3..rows, 0), (rows / 2..(rows / 2 + 1).min(rows), 1), (rows..rows, 0)];
+    let one = rows / 2..(rows / 2 + 1).min(rows);
+    // Rows, how many numbers the target is off, and whether launches are short ones.
+    let ranges = [
+        (0..rows, 0, false),
+        (rows / 3..rows, 0, false),
+        (one, 1, false),
+        (rows..rows, 0, false),
+        (0..rows, 0, true),
+    ];
     for kind in TargetKind::ALL {
-        for (range, skew) in ranges.clone() {
+        for (range, skew, pieces) in ranges.clone() {
             let want = wanted(case, range.clone(), kind);
             let memory = Memory::new(driver, want.len(), end, skew * kind.bytes());
             memory.poison(stream);
             let target = DeviceTarget { address: memory.address, size: Bytes(want.len() as u64), kind };
-            // SAFETY: all memory is there until the stream was waited for.
-            unsafe { kernels.dequantize(&case.weight, &parts, range.clone(), target, stream) }.unwrap();
+            if pieces {
+                let launches = plan_pieces(&case.weight, &parts, range.clone(), target, PIECE).unwrap();
+                // SAFETY: all memory is there until the stream was waited for.
+                unsafe { kernels.submit(&launches, stream) }.unwrap();
+            } else {
+                // SAFETY: as above.
+                unsafe { kernels.dequantize(&case.weight, &parts, range.clone(), target, stream) }.unwrap();
+            }
             driver.synchronize_stream(stream).unwrap();
             let (have, begin) = memory.read(stream);
             let within = begin..begin + want.len();
