@@ -28,7 +28,7 @@ pub enum KernelError {
         why: &'static str,
     },
     /// Memory that does not begin where the device could read or write its numbers.
-    #[error("{what} of {layer:?} is at {address:?}, which is no multiple of {need}")]
+    #[error("{what} of {layer:?} is at {:#x}, which is no multiple of {need}", address.0)]
     Misaligned {
         /// The layer.
         layer: String,

@@ -13,6 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("quant-kernels", &["gpu-driver", "checkpoint", "quant-router"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
+    ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
     ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "quant-kernels", "weightstream"]),
     ("xtask", &[]),
