@@ -7,6 +7,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use quant_kernels::KernelError;
 use quant_router::QuantError;
+use startup_timing::TimingError;
 use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
 
 /// The class of an error, by its name in `weightstream.errors`.
@@ -20,6 +21,7 @@ pub(crate) enum Class {
     Quantization,
     NotAvailable,
     Cancelled,
+    Timing,
     Internal,
 }
 
@@ -34,6 +36,7 @@ impl Class {
             Self::Quantization => "QuantizationError",
             Self::NotAvailable => "NotAvailableError",
             Self::Cancelled => "LoadingCancelled",
+            Self::Timing => "TimingError",
             Self::Internal => "InternalError",
         }
     }
@@ -76,6 +79,12 @@ impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         let cancelled = matches!(error, CheckpointError::Cancelled);
         Self::new(if cancelled { Class::Cancelled } else { Class::Checkpoint }, error.to_string())
+    }
+}
+
+impl From<TimingError> for Failure {
+    fn from(error: TimingError) -> Self {
+        Self::new(Class::Timing, error.to_string())
     }
 }
 

@@ -8,6 +8,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fuzz-replay", &[]),
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
+    ("startup-timing", &["fuzz-replay"]),
     ("checkpoint", &["fuzz-replay"]),
     ("quant-router", &["fuzz-replay", "checkpoint"]),
     ("quant-kernels", &["gpu-driver", "checkpoint", "quant-router"]),
@@ -15,7 +16,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "quant-kernels", "weightstream"]),
+    (
+        "py-bindings",
+        &["gpu-driver", "startup-timing", "checkpoint", "quant-router", "quant-kernels", "weightstream"],
+    ),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.
