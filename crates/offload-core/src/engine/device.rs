@@ -21,7 +21,7 @@ use super::memory::Memory;
 use super::source::Source;
 use super::staging::Staging;
 use super::stats::EngineStats;
-use super::timing::TimedCopy;
+use super::timing::CopyTimers;
 use crate::model::UnitId;
 use crate::plan::Plan;
 use crate::schedule::Command;
@@ -66,8 +66,8 @@ pub(super) struct Device {
     prepared: Vec<Option<Arc<PreparedCopy>>>,
     /// How often each of them was enqueued.
     enqueued: Vec<u64>,
-    /// The copies so far of a step that is traced.
-    timed: Option<Vec<TimedCopy>>,
+    /// Those of a step that is traced.
+    pub(super) timers: CopyTimers,
     /// The end of all computation so far, unless there was some `since_mark`.
     mark: Event,
     since_mark: bool,
@@ -89,7 +89,7 @@ impl Device {
             events: Vec::new(),
             prepared: Vec::new(),
             enqueued: Vec::new(),
-            timed: None,
+            timers: CopyTimers::default(),
             since_mark: false,
             compute: None,
             poison,
@@ -323,42 +323,15 @@ impl Device {
             memory.guard(&planned.streamed, Access::ReadWrite)?;
         }
         let bytes = copy.bytes().0;
-        let start = self.timer_on_copies();
+        let start = self.timers.mark(&self.driver, &self.copies);
         self.copies.enqueue(&copy)?;
-        if let (Some(start), Some(end)) = (start, self.timer_on_copies())
-            && let Some(timed) = &mut self.timed
-        {
-            timed.push(TimedCopy { unit, bytes, start, end });
+        if let Some(start) = start {
+            self.timers.add(unit, bytes, start, &self.driver, &self.copies);
         }
         stats.copies += 1;
         stats.copied_bytes += bytes;
         self.count_copy(unit);
         Ok(())
-    }
-
-    /// Whether copies are timed from here on.
-    pub(super) fn time_copies(&mut self, timed: bool) {
-        self.timed = timed.then(Vec::new);
-    }
-
-    /// The copies that were timed; none are from here on.
-    pub(super) fn timed_copies(&mut self) -> Option<Vec<TimedCopy>> {
-        self.timed.take()
-    }
-
-    /// A timer behind what the copy stream holds, if copies are timed. A driver that refuses one ends their timing and
-    /// nothing else.
-    fn timer_on_copies(&mut self) -> Option<Event> {
-        self.timed.as_ref()?;
-        let timer = Event::timer(Arc::clone(&self.driver));
-        match timer.and_then(|timer| self.copies.record(&timer).map(|()| timer)) {
-            Ok(timer) => Some(timer),
-            Err(error) => {
-                tracing::debug!(%error, "the copies of a step are not timed");
-                self.timed = None;
-                None
-            }
-        }
     }
 
     pub(super) fn count_copy(&mut self, unit: UnitId) {

@@ -112,7 +112,7 @@ impl State {
         self.run_commands()?;
         self.step = Some(Step { thread: thread::current().id(), marked: true });
         self.timing.begin_step(self.device.driver(), stream);
-        self.device.time_copies(self.timing.traces());
+        self.device.timers.begin(self.timing.traces());
         self.stats.steps += 1;
         Ok(())
     }
@@ -134,7 +134,7 @@ impl State {
         self.commands.clear();
         self.schedule.end_step(&mut self.commands);
         self.on_stream(stream)?;
-        let copies = self.device.timed_copies();
+        let copies = self.device.timers.take();
         self.timing.end_step(self.device.driver(), stream, copies);
         let marked = self.device.mark_end();
         self.failed |= marked.is_err();

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use gpu_driver::{Driver, StreamHandle};
-use pinned_pool::Event;
+use pinned_pool::{Event, TransferStream};
 
 use crate::model::UnitId;
 
@@ -67,10 +67,56 @@ pub struct CopyTrace {
 /// A copy between two timers.
 #[derive(Debug)]
 pub(super) struct TimedCopy {
-    pub(super) unit: UnitId,
-    pub(super) bytes: u64,
-    pub(super) start: Event,
-    pub(super) end: Event,
+    unit: UnitId,
+    bytes: u64,
+    start: Event,
+    end: Event,
+}
+
+/// The copies so far of a step that is traced; of no other any.
+#[derive(Debug, Default)]
+pub(super) struct CopyTimers(Option<Vec<TimedCopy>>);
+
+impl CopyTimers {
+    /// A step begins, whose copies are timed or not.
+    pub(super) fn begin(&mut self, timed: bool) {
+        self.0 = timed.then(Vec::new);
+    }
+
+    /// What was timed; nothing is from here on.
+    pub(super) fn take(&mut self) -> Option<Vec<TimedCopy>> {
+        self.0.take()
+    }
+
+    /// A timer behind what the copy stream holds, if copies are timed. A driver that refuses one ends their timing and
+    /// nothing else.
+    pub(super) fn mark(&mut self, driver: &Arc<dyn Driver>, copies: &TransferStream) -> Option<Event> {
+        self.0.as_ref()?;
+        match Event::timer(Arc::clone(driver)).and_then(|timer| copies.record(&timer).map(|()| timer)) {
+            Ok(timer) => Some(timer),
+            Err(error) => {
+                tracing::debug!(%error, "the copies of a step are not timed");
+                self.0 = None;
+                None
+            }
+        }
+    }
+
+    /// A copy was submitted behind `start`.
+    pub(super) fn add(
+        &mut self,
+        unit: UnitId,
+        bytes: u64,
+        start: Event,
+        driver: &Arc<dyn Driver>,
+        copies: &TransferStream,
+    ) {
+        if let Some(end) = self.mark(driver, copies)
+            && let Some(timed) = &mut self.0
+        {
+            timed.push(TimedCopy { unit, bytes, start, end });
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
