@@ -45,8 +45,8 @@ def kind_of(one: Registered, kind: Any) -> Any:
     return kind
 
 
-def foreign_layer(name: str, module: nn.Module, foreign: Foreign, dtype: torch.dtype) -> nn.Module:
-    """The handler's layer for a module of the model, with its tensors in it."""
+def foreign_layer(name: str, module: nn.Module, foreign: Foreign) -> nn.Module:
+    """The handler's layer for a module of the model, whose tensors are yet to be loaded."""
     cls = linear_class(foreign.handler)
     if not isinstance(module, nn.Linear):
         raise QuantizationError(
@@ -58,13 +58,11 @@ def foreign_layer(name: str, module: nn.Module, foreign: Foreign, dtype: torch.d
     layer = call(foreign.handler.name, cls.qcreate, [module], settings)
     if not isinstance(layer, nn.Module):
         raise QuantizationError(f"qcreate of the handler {foreign.handler.name} gives no layer for {name}")
-    try:
-        layer.load_state_dict(foreign.tensors, strict=True, assign=True)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise QuantizationError(
-            f"{name} does not fit the layer of {foreign.handler.name}: {'; '.join(lines[:8])}"
-        ) from None
+    for scale in ("input_scale", "output_scale"):
+        # Of quanto's layers; files of weights alone have none, and 1 is what they are then.
+        held = layer._buffers.get(scale)
+        if held is not None and held.is_meta:
+            layer._buffers[scale] = torch.ones(held.shape, dtype=held.dtype)
     layer.train(module.training)
     layer.requires_grad_(False)
     return layer
