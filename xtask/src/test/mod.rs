@@ -175,8 +175,9 @@ fn python_lint(shared: &Shared) -> Result<()> {
         python.args(["-m", "ruff"]).args(words);
         process::run(&mut python)
     };
-    ruff(&["check", "--no-cache", "python", "tools"])?;
-    ruff(&["format", "--no-cache", "--check", "tools"]).context("run `.venv/bin/ruff format tools`")
+    ruff(&["check", "--no-cache", "python", "tools", "examples"])?;
+    ruff(&["format", "--no-cache", "--check", "tools", "examples"])
+        .context("run `.venv/bin/ruff format tools examples`")
 }
 
 fn pytest(shared: &mut Shared, counts: &mut Counts) -> Result<()> {
