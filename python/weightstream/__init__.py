@@ -35,7 +35,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import loaders, offload, quant, startup
+    from . import loaders, offload, quant, quant_router, startup
     from .attaching import attach
     from .attachment import Attachment
     from .devices import HostDevice
@@ -63,6 +63,7 @@ __all__ = [
     "loaders",
     "offload",
     "quant",
+    "quant_router",
     "startup",
 ]
 
