@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Optional
 
 import torch
@@ -13,7 +13,7 @@ from .calling import call
 from .merging import Foreign
 from .registry import Registered
 
-__all__ = ["foreign_layer", "linear_class", "prepare", "split"]
+__all__ = ["foreign_layer", "linear_class", "prepare", "split_foreign"]
 
 
 def linear_class(one: Registered) -> type[nn.Module]:
@@ -93,15 +93,38 @@ def prepare(
     return done, after
 
 
-def split(
-    one: Registered, tensors: dict[str, Tensor], split_map: Any, quant_map: Any, bases: list[str], verbose: int
-) -> Any:
-    """Lets a handler split fused weights of its format: (tensors, the bases that were split), or None if it cannot."""
-    function = getattr(one.module, "split_fused_weights", None)
-    if not callable(function):
-        return None
-    settings = {
-        "split_map": split_map, "fused_split_map": split_map, "quantization_map": quant_map, "allowed_bases": bases,
-        "default_dtype": None, "verboseLevel": verbose,
-    }  # fmt: skip
-    return call(one.name, function, [tensors, split_map], settings)
+def split_foreign(
+    foreign: Mapping[str, Foreign], split_map: Optional[Mapping[str, Any]], modules: Container[str], verbose: int = -1
+) -> dict[str, Foreign]:
+    """The modules of an application's formats, fused ones split by their handlers for a model that has `modules`.
+
+    QuantizationError if a handler cannot.
+    """
+    result = dict(foreign)
+    for name, one in foreign.items():
+        key = next((key for key in split_map or () if name == key or name.endswith("." + key)), None)
+        if key is None or name in modules:
+            continue
+        function = getattr(one.handler.module, "split_fused_weights", None)
+        if not callable(function):
+            raise QuantizationError(f"{name} is fused, and the handler {one.handler.name} has no split_fused_weights()")
+        tensors = {f"{name}.{tensor}": value for tensor, value in one.tensors.items()}
+        quant_map = {name: {"weights": one.kind, "activations": "none"}}
+        settings = {
+            "split_map": split_map, "fused_split_map": split_map, "quantization_map": quant_map, "allowed_bases": [name],
+            "default_dtype": None, "verboseLevel": verbose,
+        }  # fmt: skip
+        answer = call(one.handler.name, function, [tensors], settings, "split_fused_weights")
+        made = answer[0] if isinstance(answer, tuple) else answer
+        base = name[: len(name) - len(key)]
+        entry = split_map[key] if split_map else ()
+        parts = [base + part for part in (entry.get("mapped_modules", ()) if isinstance(entry, Mapping) else entry)]
+        del result[name]
+        for part in parts:
+            own = {tensor[len(part) + 1 :]: value for tensor, value in made.items() if tensor.startswith(part + ".")}
+            if not own:
+                raise QuantizationError(
+                    f"split_fused_weights of the handler {one.handler.name} gives nothing for {part}"
+                )
+            result[part] = Foreign(one.handler, one.kind, own)
+    return result
