@@ -11,7 +11,7 @@ Importing this patches nothing, starts no thread and needs no GPU.
 
 from __future__ import annotations
 
-from . import offload
+from . import allocator, cuda_graphs, expert_compute, experts, offload, runtime
 from ._native import __version__
 from .attach import attach
 from .attachment import Attachment
@@ -31,6 +31,7 @@ from .errors import (
     WeightsError,
     WeightstreamError,
 )
+from .offload.profiles import profile_type
 
 __all__ = [
     "Attachment",
@@ -49,6 +50,12 @@ __all__ = [
     "WeightsError",
     "WeightstreamError",
     "__version__",
+    "allocator",
     "attach",
+    "cuda_graphs",
+    "expert_compute",
+    "experts",
     "offload",
+    "profile_type",
+    "runtime",
 ]
