@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from pipeline_models import Pipeline, check, device, pipeline, set_up
+from pipeline_models import Fuse, Pipeline, check, device, pipeline, set_up
 from torch import nn
 
 from weightstream import (
@@ -301,6 +302,30 @@ def test_an_error_in_one_model_leaves_the_others_right() -> None:
             references["transformer"].scale.copy_(models["transformer"].scale)
             check(models, references, inputs)
         assert managed.loaded() == ["vae"]
+
+
+def test_an_error_at_any_of_fifty_points_leaves_a_pipeline_whose_next_generation_is_right() -> None:
+    models, references, inputs = pipeline("text_encoder", "transformer", "vae")
+    draw = random.Random(5)
+    order = ("text_encoder", "transformer", "transformer", "vae")
+    with set_up(models, coTenantsMap={"vae": ["transformer"]}) as managed:
+        check(models, references, inputs, *order)
+        in_use = managed.models["vae"].group.report()["page_bytes_in_use"]
+        for _ in range(50):
+            Fuse.calls, Fuse.at = 0, draw.randint(1, 25)
+            Fuse.error = draw.choice([ValueError, KeyboardInterrupt, SystemExit, torch.OutOfMemoryError])
+            try:
+                with pytest.raises(Fuse.error), torch.no_grad():
+                    for name in order:
+                        models[name](inputs[name])
+            finally:
+                Fuse.at = None
+            for name, model in models.items():
+                references[name].scale.copy_(model.scale)
+            if draw.random() < 0.3:
+                managed.unload_all(keep=draw.sample(list(models), 1))
+            check(models, references, inputs, *order)
+            assert managed.models["vae"].group.report()["page_bytes_in_use"] == in_use
 
 
 def test_a_model_inside_anothers_step_is_refused_and_both_run_on() -> None:

@@ -16,7 +16,9 @@ __all__ = [
     "LoadingCancelled",
     "ModelError",
     "NotAvailableError",
+    "QuantizationError",
     "StateError",
+    "TimingError",
     "UnsafeCheckpointError",
     "WeightsError",
     "WeightstreamError",
@@ -77,8 +79,19 @@ class NotAvailableError(WeightstreamError):
     """What was asked for is not offered yet; the text says what is instead."""
 
 
+class QuantizationError(WeightstreamError):
+    """A quantized weight that is not understood or cannot be computed with; the text names the layer.
+
+    Packed bytes never reach a layer of floats instead.
+    """
+
+
 class LoadingCancelled(WeightstreamError):
     """Loading was stopped by `LoadingCallback.abort_requested`. Nothing was changed, and nothing is kept."""
+
+
+class TimingError(WeightstreamError):
+    """Startup timings: a file that is no report or cannot be written, a phase misused, or a synchronization callback that failed."""
 
 
 class InternalError(WeightstreamError):

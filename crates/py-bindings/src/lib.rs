@@ -10,13 +10,16 @@ mod checkpoint;
 mod device;
 mod dlpack;
 mod error;
+mod kernels;
 mod offloader;
 mod plan;
 mod process;
+mod quant;
 mod reserve;
 mod saving;
 mod share;
 mod sources;
+mod startup;
 mod turns;
 mod watched;
 
@@ -32,10 +35,20 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<share::Share>()?;
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
+    module.add_class::<quant::QuantWeight>()?;
+    module.add_class::<kernels::DeviceKernels>()?;
+    module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
+    module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
+    module.add_function(wrap_pyfunction!(quant::detect, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(reserve::share_reserved, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
+    module.add_class::<startup::StartupRecorder>()?;
+    module.add_class::<startup::StartupReport>()?;
+    module.add_function(wrap_pyfunction!(startup::startup_stats, module)?)?;
+    module.add_function(wrap_pyfunction!(startup::startup_diff, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::resident_fraction, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }

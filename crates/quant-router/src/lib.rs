@@ -12,4 +12,4 @@ mod weight;
 pub use dequantize::{Decode, Target, dequantize};
 pub use error::{QuantError, Result};
 pub use parts::Parts;
-pub use weight::{Format, Part, PartRole, QuantWeight, Transform};
+pub use weight::{Format, Part, PartRole, QuantWeight, Transform, kind_from_name};

@@ -11,16 +11,21 @@ Weights show the file's own pages. Nothing is patched, no default changes, and p
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ..errors import LoadingCancelled
 from .extracting import extract_models
 from .loading import fast_load_transformers_model, load_model_data, load_sd
-from .managed import OffloadObject
-from .pipeline import all, profile  # noqa: A004
 from .profiles import profile_type
 from .progress import LoadingCallback, loading_context
 from .redirect import redirect_safetensors
 from .saving import save_model
 from .unavailable import QuantizationType, qint8
+
+if TYPE_CHECKING:
+    from .managed import OffloadObject
+    from .pipeline import all, profile  # noqa: A004
 
 __all__ = [
     "LoadingCallback",
@@ -39,3 +44,14 @@ __all__ = [
     "redirect_safetensors",
     "save_model",
 ]
+
+_LATER = {"OffloadObject": "managed", "all": "pipeline", "profile": "pipeline"}
+"""Names, and the modules that they are imported from when they are first used: those attach models, which loading needs not."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._native import share_reserved
-from ..attach import Prepared
+from ..attaching import Prepared
 from ..ownership import Owned
 from .parameters import Parameters
 

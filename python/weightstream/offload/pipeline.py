@@ -17,7 +17,8 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from ..attach import Place, Prepared
+from ..attaching import Place, Prepared
+from ..checks import check_model
 from ..devices import DeviceArgument, Target, open_target
 from ..errors import ModelError, StateError
 from ..group import Group
@@ -109,6 +110,7 @@ def _set_up(
     if name is not None:
         log.debug("profile %s sets %s", name, ", ".join(f"{key}={value!r}" for key, value in given.items()))
     components = [describe(name, model) for name, model in models.items()]
+    _check(components)
     quantized = models_to_quantize(parameters, models)
     callback = parameters.loading_callback
     steps = _Steps(callback, 4 * len(components) + len(quantized))
@@ -123,6 +125,21 @@ def _set_up(
             done.release()
             raise
     return done
+
+
+def _check(components: list[Component]) -> None:
+    """Refuses models that cannot be attached, or that share weights: each has addresses of its own for them."""
+    owners: dict[int, tuple[str, str]] = {}
+    for component in components:
+        check_model(component.model)
+        for path, parameter in component.model.named_parameters():
+            pointer = parameter.data_ptr() if parameter.numel() and not parameter.is_meta else 0
+            other, there = owners.setdefault(pointer, (component.name, path)) if pointer else (component.name, path)
+            if other != component.name:
+                raise ModelError(
+                    f"{component.name}.{path} has the weights of {other}.{there}: models that share weights cannot be managed "
+                    f"apart; give one of them weights of its own, or leave it out"
+                )
 
 
 def _prepare(
@@ -144,7 +161,8 @@ def _plan(
     components: list[Component], parameters: Parameters, device: DeviceArgument, steps: _Steps, done: OffloadObject
 ) -> dict[str, Prepared]:
     """Every model planned, those of one device in one group."""
-    targets = {component.name: _target(component, device, done) for component in components}
+    opened: dict[str, Target] = {}
+    targets = {component.name: _target(component, device, opened) for component in components}
     groups: dict[str, Group] = {}
     prepared: dict[str, Prepared] = {}
     company = _company(parameters, targets)
@@ -211,26 +229,22 @@ def _attach(
         )
 
 
-def _target(component: Component, device: DeviceArgument, done: OffloadObject) -> Target:
-    """The device of a model: the one that it is on, or the one for models in CPU memory."""
-    places = {parameter.device for parameter in component.model.parameters() if not parameter.is_meta}
+def _target(component: Component, device: DeviceArgument, opened: dict[str, Target]) -> Target:
+    """The device of a model: the one that it is on, or the one for models in CPU memory. One device is opened once."""
+    places = {parameter.device for parameter in component.model.parameters()}
     on = [place for place in places if place.type == "cuda"]
     if len(on) > 1:
         raise ModelError(
             f"{component.name} is spread over {', '.join(map(str, on))}; put it on one device or on the CPU"
         )
-    cached = done.__dict__.setdefault("_targets", {})
     key = str(on[0]) if on else "given"
-    if key not in cached:
-        cached[key] = open_target(on[0] if on else device)
-        for other in cached.values():  # one device, one group
-            same = other.native.kind == cached[key].native.kind and other.native.ordinal == cached[key].native.ordinal
-            if same and other.device == cached[key].device:
-                cached[key] = other
-                break
+    if key not in opened:
+        target = open_target(on[0] if on else device)
+        same = (other for other in opened.values() if not other.emulated and other.device == target.device)
+        opened[key] = next(same, target)
     if on:
         component.model.to("cpu")
-    return cached[key]
+    return opened[key]
 
 
 def _company(parameters: Parameters, names: Mapping[str, Any]) -> dict[str, Optional[list[str]]]:

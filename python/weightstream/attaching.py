@@ -23,6 +23,7 @@ from .ownership import Owned, Ownership, collect
 from .refusals import refuse_changes
 from .running import Runtime
 from .segments import small_tensors
+from .startup.phases import phase
 from .steps import ModelSteps, streaming_blocks
 from .subclasses import DeviceForms
 from .towers import Tower, TowersArgument, find_towers
@@ -67,13 +68,37 @@ def attach(
     phase "Pinning" and can be cancelled.
 
     Weights that `offload` loaded, and nobody changed since, are read from their file: page-locked in the page cache where
-    the driver and the limits allow it, without a copy.
+    the driver and the limits allow it, without a copy. `startup.collect_startup_timings` records phases `attach.*`.
     """
+    whole = phase("attach")
+    try:
+        whole.__enter__()
+        return _attach(whole, model, device, budget, look_ahead, towers, pinned_memory)
+    except BaseException as error:
+        whole.__exit__(type(error), error, error.__traceback__)
+        raise
+
+
+def _attach(
+    whole: phase,
+    model: nn.Module,
+    device: DeviceArgument,
+    budget: Union[int, str, None],
+    look_ahead: Union[int, None],
+    towers: TowersArgument,
+    pinned_memory: Union[bool, int, str],
+) -> Attachment:
+    """Attaches, and ends the phase `whole` where that can be undone still."""
     check_model(model)
     if look_ahead is not None:
         look_ahead = _count(look_ahead)
     lock = _lock(pinned_memory)
-    return Prepared(model, open_target(device), find_towers(model, towers), budget, look_ahead, lock).start()
+    with phase("attach.device"):
+        target = open_target(device)
+    with phase("attach.plan"):
+        prepared = Prepared(model, target, find_towers(model, towers), budget, look_ahead, lock)
+    # What interrupts the phase's end undoes everything.
+    return prepared.start(finish=lambda: whole.__exit__(None, None, None))
 
 
 @dataclass(frozen=True)
@@ -116,18 +141,25 @@ class Prepared:
         shared = None if place is None else (place.group.share, place.name, place.company)
         self.plan = _plan(target, self.ownership, self.binding, budget, look_ahead, lock, shared)
 
-    def start(self, locks: Callable[[Owned], bool] = lambda owned: True) -> Attachment:
-        """Attaches the model: all of it happens or none. `locks` says which tensors are page-locked, as far as may be."""
+    def start(
+        self, locks: Callable[[Owned], bool] = lambda owned: True, finish: Callable[[], object] = lambda: None
+    ) -> Attachment:
+        """Attaches the model: all of it happens or none. `locks` says which tensors are page-locked, as far as may be.
+        `finish` is called last, where all can be undone still."""
         model, target, ownership, binding = self.model, self.target, self.ownership, self.binding
         watch = StorageWatch(ownership)
         shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
         locking = watch_locking(model, ownership.nbytes)
-        in_place = binding.hand_over(self.plan, locking, locks)
-        runtime = Runtime(self.plan.start(locking), target)
+        with phase("attach.page_lock") as locked:
+            locked.count("weights.bytes", ownership.nbytes)
+            in_place = binding.hand_over(self.plan, locking, locks)
+        with phase("attach.upload"):
+            runtime = Runtime(self.plan.start(locking), target)
         turns, overrides = Overrides(), Overrides()
         try:
-            binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
-            self.forms.forget()
+            with phase("attach.bind"):
+                binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
+                self.forms.forget()
             keep_package_uncompiled()
             root = model.forward
             steps = ModelSteps(model, ownership, binding, runtime, turns)
@@ -144,6 +176,7 @@ class Prepared:
                 locking.finish()
             for module in model.modules():
                 overrides.set(module, MARK, attachment)
+            finish()
             return attachment
         except BaseException:
             runtime.closing = True
