@@ -133,13 +133,21 @@ def _check(components: list[Component]) -> None:
     for component in components:
         check_model(component.model)
         for path, parameter in component.model.named_parameters():
-            pointer = parameter.data_ptr() if parameter.numel() and not parameter.is_meta else 0
+            pointer = _pointer(parameter)
             other, there = owners.setdefault(pointer, (component.name, path)) if pointer else (component.name, path)
             if other != component.name:
                 raise ModelError(
                     f"{component.name}.{path} has the weights of {other}.{there}: models that share weights cannot be managed "
                     f"apart; give one of them weights of its own, or leave it out"
                 )
+
+
+def _pointer(parameter: torch.Tensor) -> int:
+    """Where its bytes are; 0 for one that has none of its own."""
+    try:
+        return parameter.data_ptr() if parameter.numel() else 0
+    except RuntimeError:
+        return 0
 
 
 def _prepare(
