@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import importlib
+import importlib.util
 import logging
 import random
 import weakref
@@ -21,6 +24,12 @@ from weightstream import (
     StateError,
     offload,
     profile_type,
+)
+
+QUANTIZER = (
+    importlib.import_module("weightstream.offload.quantizing")
+    if importlib.util.find_spec("weightstream.offload.quantizing")
+    else None
 )
 
 
@@ -60,14 +69,42 @@ def test_profiles_set_what_they_say_and_overrides_win(caplog: pytest.LogCaptureF
         offload.profile(models, 6)
 
 
-def test_quantizing_is_refused_by_the_parameter_that_asks_for_it() -> None:
+def test_what_is_not_there_yet_is_refused_by_name() -> None:
     models, _, _ = pipeline("transformer", "text_encoder")
-    with pytest.raises(NotAvailableError, match="quantizeTransformer"):
-        offload.all(models, device=device())
-    with pytest.raises(NotAvailableError, match="extraModelsToQuantize"):
-        set_up(models, extraModelsToQuantize=["text_encoder"])
     with pytest.raises(NotAvailableError, match="autoPreload"):
         set_up(models, autoPreload=True)
+    with pytest.raises(NotAvailableError, match="autoPreload"):
+        set_up(models, autoPreload={})
+    if QUANTIZER is None:
+        with pytest.raises(NotAvailableError, match="quantizeTransformer"):
+            offload.all(models, device=device())
+        with pytest.raises(NotAvailableError, match="extraModelsToQuantize"):
+            set_up(models, extraModelsToQuantize=["text_encoder"])
+    else:
+        with pytest.raises(NotAvailableError, match="qint3"):
+            set_up(models, quantizeTransformer=True, quantizationType="qint3")
+    assert models["transformer"].first.weight.dtype == torch.float32
+
+
+@pytest.mark.skipif(QUANTIZER is None, reason="nothing quantizes on the fly yet")
+def test_quantized_models_compute_what_they_do_while_resident() -> None:
+    models, _, inputs = pipeline("transformer", "text_encoder", "vae")
+    references = {name: copy.deepcopy(model).bfloat16() for name, model in models.items()}
+    for name in ("transformer", "text_encoder"):
+        QUANTIZER.quantize(references[name])
+    budgets = {"transformer": 0.25, "*": 0.2}
+    with offload.profile(
+        models, 4, 0, extraModelsToQuantize="text_encoder", budgets=budgets, device=device()
+    ) as managed:
+        for _ in range(2):
+            check(models, references, inputs)
+        assert managed.models["transformer"].attachment.stats()["copies"] > 0
+        report = managed.models["transformer"].attachment.report()
+        assert report["model_bytes"] < 0.6 * sum(
+            2 * p.numel() for p in pipeline("transformer")[0]["transformer"].parameters()
+        )
+    with set_up(models, quantizeTransformer=True):  # they are quantized already
+        check(models, references, inputs)
 
 
 def test_models_that_accept_each_other_take_turns_without_loading_again() -> None:

@@ -12,7 +12,7 @@ import torch
 from ..errors import ModelError, NotAvailableError
 from .amounts import check_amounts
 from .progress import LoadingCallback
-from .unavailable import qint8
+from . import qint8
 
 __all__ = ["Parameters", "check_names", "read_parameters"]
 

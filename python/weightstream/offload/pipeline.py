@@ -5,7 +5,7 @@
     planned      every model planned under its budget, reserved RAM shared between them
     attached     one after the other; what fails takes everything back that was set up
 
-Weights that were converted before a later step failed stay converted.
+Weights that were converted or quantized before a later step failed stay so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .compiling import compile_blocks
 from .components import Component, components_of, describe, to_device
 from .converting import convert_weights
 from .managed import ManagedModel, OffloadObject
-from .on_the_fly import models_to_quantize, quantize_models
+from .on_the_fly import check_quantizing, models_to_quantize, quantize_models
 from .parameters import Parameters, check_names, read_parameters
 from .pinning import share_reserve
 from .profiles import PROFILES, profile_settings, profile_type
@@ -112,6 +112,7 @@ def _set_up(
     components = [describe(name, model) for name, model in models.items()]
     _check(components)
     quantized = models_to_quantize(parameters, models)
+    check_quantizing(quantized, parameters)
     callback = parameters.loading_callback
     steps = _Steps(callback, 4 * len(components) + len(quantized))
     done = OffloadObject(parameters)
