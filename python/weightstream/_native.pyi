@@ -32,6 +32,19 @@ def read_mapped(name: str, address: int, size: int, target: int) -> bool:
     """Copies such bytes to `target`: from the file, and from memory where they were changed. False if they are of no
     mapped file; then nothing is done. A file that was cut is an error that names `name`."""
 
+def profile_folder() -> str:
+    """The folder of named profiles, by `DDO_PROFILE_DIR` and the home folder as they are now; ProfileError without both."""
+
+def profile_key(identity: str) -> str:
+    """The hash of an identity, a JSON object; a record's file is this with `.json`."""
+
+def profile_load(folder: str, identity: str) -> tuple[str | None, list[str]]:
+    """The record as JSON, with the entries that are understood, and what was wrong with its file. Fails for no file."""
+
+def profile_update(folder: str, identity: str, change: Callable[[str], str]) -> tuple[str | None, list[str]]:
+    """Under the folder's lock: `change` gets the record as JSON and answers the entries to put, null for those to remove.
+    What it raises leaves the file as it was. The answer is the record that was written, and what was wrong before."""
+
 @final
 class Checkpoint:
     """The files of one model, opened once, their headers read."""
@@ -171,6 +184,8 @@ class Plan:
     ) -> None:
         """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs. `lock` is the most
         that may be page-locked in this process, beside staging rings; None for what machine and control group allow."""
+    def room(self) -> tuple[int, int, int, int]:
+        """Bytes of the pages that are always resident, of the largest unit, of a page, and of all weights."""
     def source(
         self, tensors: list[tuple[int, int, int, object]], watch: Callable[[int], object] | None = None
     ) -> list[tuple[int, Any]]:

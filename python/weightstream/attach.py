@@ -31,6 +31,8 @@ __all__ = ["attach"]
 
 _MOST_UNITS = (1 << 32) - 1
 """More than any model has; what is asked for beyond it means the same."""
+_UNLIMITED = "100%"
+"""The budget with which a model is planned to see what it needs at least."""
 _PATIENCE = 100
 """Interrupts that cannot keep a failed attach from being undone."""
 
@@ -132,7 +134,8 @@ def _plan(
         for position, tower in enumerate(ownership.towers)
     ]
     streamed = [tower for tower in towers if tower[1]]
-    try:
+
+    def plan(budget: Any) -> Plan:
         return Plan(
             target.native,
             [(ownership.tensors[i].name, ownership.tensors[i].nbytes) for i in numbers],
@@ -143,6 +146,10 @@ def _plan(
             target.poison,
             lock,
         )
+
+    try:
+        # A budget that depends on what the model needs at least is asked for with those numbers.
+        return plan(budget(*plan(_UNLIMITED).room()) if callable(budget) else budget)
     except BudgetError as error:
         if streamed or "too small" not in str(error):
             raise

@@ -18,6 +18,7 @@ pub(crate) enum Class {
     Checkpoint,
     Quantization,
     Cancelled,
+    Profile,
     Internal,
 }
 
@@ -31,6 +32,7 @@ impl Class {
             Self::Checkpoint => "CheckpointError",
             Self::Quantization => "QuantizationError",
             Self::Cancelled => "LoadingCancelled",
+            Self::Profile => "ProfileError",
             Self::Internal => "InternalError",
         }
     }

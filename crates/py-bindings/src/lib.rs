@@ -13,6 +13,7 @@ mod error;
 mod offloader;
 mod plan;
 mod process;
+mod profiles;
 mod quant;
 mod saving;
 mod sources;
@@ -38,5 +39,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_folder, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_key, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_load, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_update, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }

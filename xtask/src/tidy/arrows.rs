@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "weightstream"]),
+    ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "weightstream", "profile-store"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.

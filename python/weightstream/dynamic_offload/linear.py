@@ -1,0 +1,178 @@
+"""The dynamic route: every supported leaf is a unit of the engine, which streams it to its own constant address.
+
+Memory beside the base (what is no leaf) and a transit ring of the largest leaf is the resident budget.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..attach import attach
+from ..attachment import Attachment
+from ..devices import DeviceArgument, HostDevice
+from ..errors import DeviceError
+from ..spans import tensor_bytes
+from .calibration import GIB
+from .config import DynamicOffloadConfig
+from .state import Applied
+
+__all__ = ["Dynamic", "device_argument", "Leaves", "leaves", "pin_budget", "stream_leaves"]
+
+
+@dataclass
+class Dynamic:
+    """A module on the dynamic route."""
+
+    attachment: Attachment
+    units: list[str]
+    placed: list[str]
+    """Leaves that a pattern or their size keeps on the device."""
+    resident_budget: int
+    transit: int
+    base: int
+    pinning: dict[str, Any]
+
+    def setup(self) -> dict[str, Any]:
+        """What set-up did, as JSON has it."""
+        return {
+            "units": len(self.units),
+            "placed_leaves": self.placed,
+            "base_bytes": self.base,
+            "transit_ring_bytes": self.transit,
+            "resident_module_budget_bytes": self.resident_budget,
+            "pinning": self.pinning,
+        }
+
+    def runtime(self) -> dict[str, Any]:
+        """What has run."""
+        report = self.attachment.report()
+        taken = report["engine"]["page_bytes_in_use"] if self.attachment.attached else 0
+        return {
+            "module_count": len(self.units) + len(self.placed),
+            "patched_module_count": len(self.units) if self.attachment.attached else 0,
+            "total_gb": report["model_bytes"] / GIB,
+            "bytes_by_placement": {
+                "base": self.base,
+                "transit": min(self.transit, max(0, taken - self.base)),
+                "resident": max(0, taken - self.base - self.transit),
+            },
+            "copy_runtime": {"linear_parameter": _copies(self.attachment.stats())},
+            "notes": list(report["notes"]),
+        }
+
+
+def _copies(stats: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "calls": stats.get("copies", 0),
+        "host_seconds": stats.get("host_nanoseconds", 0) / 1e9,
+        "gb": stats.get("copied_bytes", 0) / GIB,
+    }
+
+
+def device_argument(device: Any) -> DeviceArgument:
+    """An execution device as `attach` takes it; DeviceError for one that nothing streams to."""
+    if isinstance(device, HostDevice) or (isinstance(device, str) and device in ("host", "auto")):
+        return device
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(f"execution_device={device!r} is no device") from None
+    if named.type != "cuda":
+        raise DeviceError(f'execution_device={device!r}: weights stream to CUDA devices, and to the emulator, "host"')
+    return str(named)
+
+
+@dataclass
+class Leaves:
+    """The leaves of a module that may stream."""
+
+    streamed: list[tuple[str, nn.Module]]
+    kept: list[tuple[str, nn.Module]]
+    """Those that a pattern keeps on the device."""
+    small: list[str]
+    """Those that stay there because they are small or skipped."""
+
+
+def leaves(module: nn.Module, config: DynamicOffloadConfig) -> Leaves:
+    """Finds them."""
+    skip = [re.compile(pattern) for pattern in config.skip_modules_pattern]
+    keep = [re.compile(pattern) for pattern in config.always_resident_modules_pattern]
+    found = Leaves([], [], [])
+    inside: set[int] = set()
+    for name, leaf in module.named_modules():
+        if id(leaf) in inside or not isinstance(leaf, config.target_module_classes):
+            continue
+        inside.update(id(part) for part in leaf.modules())
+        own = tensor_bytes(leaf)
+        if own <= config.small_tensor_threshold_bytes or not name or any(p.search(name) for p in skip):
+            found.small.append(name or type(leaf).__name__)
+        elif any(pattern.search(name) for pattern in keep):
+            found.kept.append((name, leaf))
+        else:
+            found.streamed.append((name, leaf))
+    return found
+
+
+def pin_budget(config: DynamicOffloadConfig, candidates: int) -> dict[str, Any]:
+    """How much of the weights' memory is page-locked, in bytes: the least of all limits that are set, and nothing where memory
+    is short."""
+    limits = {"candidate": candidates}
+    if config.pin_weight_budget_gb > 0:
+        limits["pin_weight_budget_gb"] = int(config.pin_weight_budget_gb * GIB)
+    if config.pin_weight_budget_ratio > 0:
+        limits["pin_weight_budget_ratio"] = int(config.pin_weight_budget_ratio * candidates)
+    if config.max_pin_weight_budget_gb > 0:
+        limits["max_pin_weight_budget_gb"] = int(config.max_pin_weight_budget_gb * GIB)
+    if config.available_system_ram_gb > 0:
+        room = config.available_system_ram_gb - config.system_ram_headroom_gb
+        limits["system_ram"] = max(0, int(room * GIB))
+    if not config.pin_cpu_memory:
+        limits["pin_cpu_memory"] = 0
+    decided = min(limits, key=lambda name: limits[name])
+    return {"candidate_bytes": candidates, "budget_bytes": limits[decided], "decided_by": decided}
+
+
+def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: float, profiled: bool) -> Dynamic:
+    """Puts a module on the dynamic route, all of it or nothing.
+
+    `profiled`: the resident budget is measured, or to be measured, without the leaves that a pattern keeps on the device: these
+    count as residents then, and stream where there is no room for them.
+    """
+    found = leaves(module, config)
+    streamed = list(found.streamed)
+    residents = int(resident_gb * GIB)
+    kept = sum(tensor_bytes(leaf) for _, leaf in found.kept)
+    if profiled and kept > residents:
+        streamed, found.kept, kept = streamed + found.kept, [], 0
+    beside = residents - kept if profiled else residents
+    pinning = pin_budget(config, sum(tensor_bytes(leaf) for _, leaf in streamed))
+    room: dict[str, int] = {}
+
+    def budget(base: int, largest: int, page: int, total: int) -> int:
+        transit = -(-largest // page) * page
+        room.update(base=base, transit=transit)
+        # Beyond the whole model a budget means nothing.
+        return max(1, min(base + transit + beside, -(-total // page) * page + page))
+
+    limit = pinning["budget_bytes"]
+    attachment = attach(
+        module,
+        device=device_argument(config.execution_device),
+        budget=budget,  # type: ignore[arg-type]  # see attach._plan
+        towers=[[leaf for _, leaf in streamed]] if streamed else [],
+        pinned_memory=True if pinning["decided_by"] == "candidate" else limit or False,
+    )
+    placed = [*found.small, *(name for name, _ in found.kept)]
+    return Dynamic(
+        attachment, [name for name, _ in streamed], placed, residents, room["transit"], room["base"], pinning
+    )
+
+
+def applied(dynamic: Dynamic, route: str) -> Applied:
+    """How the route is taken off."""
+    return Applied(route, lambda: dynamic.attachment.detach() and None, dynamic.runtime)
