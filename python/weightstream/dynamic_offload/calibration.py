@@ -137,6 +137,7 @@ class NamedProfile:
     execution_mode: str
     report: dict[str, Any] = field(default_factory=dict)
     meter: Meter | None = None
+    _sampler: _Sampler | None = None
     _ran: bool = False
 
     @classmethod
@@ -179,6 +180,10 @@ class NamedProfile:
         )
         return applied
 
+    def sampled(self) -> int:
+        """The most bytes that the driver was seen to have in use in the region."""
+        return 0 if self._sampler is None else self._sampler.used
+
     @contextmanager
     def run(self) -> Iterator[dict[str, Any]]:
         """The region. Measured and recorded if a profile is built, and otherwise nothing is done."""
@@ -209,7 +214,8 @@ class NamedProfile:
         total, used = meter.total(), meter.total() - meter.free()
         other = max(0, used - meter.reserved())
         meter.reset_peak()
-        with _Sampler(meter) as sampler:
+        with _Sampler(meter) as self._sampler:
+            sampler = self._sampler
             yield self.report
             meter.synchronize()
         used_after = total - meter.free()
