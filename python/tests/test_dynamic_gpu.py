@@ -1,0 +1,79 @@
+"""The dynamic route and a calibration on a GPU, with the device's own figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dynamic_models import TOKENS, plain
+from torch import nn
+
+from weightstream import dynamic_offload as ddo
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can use"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DDO_PROFILE_DIR", str(tmp_path))
+    return tmp_path
+
+
+class Large(nn.Module):
+    """256 MiB of layers, and activations that are given back before the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4096, 4096, bias=False, dtype=torch.bfloat16) for _ in range(8))
+
+    def forward(self, x: torch.Tensor, activation: int) -> torch.Tensor:
+        spare = torch.empty(activation, dtype=torch.uint8, device=x.device)
+        del spare
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def enable(model: nn.Module, build: bool = False, **arguments: Any) -> ddo.DynamicOffloadApplyResult:
+    options = {"environ": {}, "route": "dynamic_offload", "profile_name": "w", "build_profile": build}
+    return ddo.enable_offload(model, **{**options, **arguments})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_same_bits_as_resident(dtype: torch.dtype) -> None:
+    model = plain(dtype=dtype).cuda()
+    with torch.inference_mode():
+        expected = model(TOKENS.cuda())
+    model.cpu()
+    enable(model, small_tensor_threshold_bytes=0)
+    with torch.inference_mode():
+        for _ in range(3):
+            assert torch.equal(model(TOKENS.cuda()), expected)
+    ddo.remove_dynamic_offload(model)
+
+
+@pytest.mark.parametrize("activation", [1 << 28, 3 << 30])
+def test_what_was_in_use_inside_the_region_is_not_recommended(activation: int) -> None:
+    torch.cuda.empty_cache()
+    model = Large().eval().requires_grad_(False)
+    x = torch.ones(1, 4096, dtype=torch.bfloat16, device="cuda")
+    result = enable(model, True, small_tensor_threshold_bytes=0)
+    with result.profile_run() as report, torch.inference_mode():
+        model(x, activation)
+        torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    peak = report["peak_vram_gb"] * 2**30
+    assert peak >= total - free - (256 << 20) + activation
+    recommended = report["recommendation"]["resident_module_budget_gb"]
+    assert recommended == pytest.approx(max(0, report["total_vram_gb"] - report["peak_vram_gb"] - 1), abs=1e-3)
+    ddo.remove_dynamic_offload(model)
+    again = enable(model, small_tensor_threshold_bytes=0)
+    assert again.metrics_snapshot().as_dict()["setup"]["profile"]["status"] == "applied"
+    with torch.inference_mode():
+        model(x, activation)
+    ddo.remove_dynamic_offload(model)
