@@ -18,7 +18,8 @@ from dynamic_models import DEVICE, TOKENS, plain, resident, same
 from torch import nn
 
 from weightstream import dynamic_offload as ddo
-from weightstream.dynamic_offload.calibration import GIB, NamedProfile
+from weightstream.dynamic_offload.calibration import GIB
+from weightstream.dynamic_offload.named import NamedProfile
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +134,7 @@ def test_memory_given_back_before_the_end_counts() -> None:
     with result.profile_run() as report:
         script.inside = True
         # Until the sampler has asked, however slow this machine is.
-        while result._profile.sampled() < 12 * GIB:
+        while result._profile.region.sampled() < 12 * GIB:
             time.sleep(0.001)
         script.inside = False
     ddo.remove_dynamic_offload(model)

@@ -19,6 +19,7 @@ __all__ = [
     "ProfileError",
     "QuantizationError",
     "StateError",
+    "TimingError",
     "UnsafeCheckpointError",
     "WeightsError",
     "WeightstreamError",
@@ -92,6 +93,10 @@ class ProfileError(WeightstreamError):
 
 class LoadingCancelled(WeightstreamError):
     """Loading was stopped by `LoadingCallback.abort_requested`. Nothing was changed, and nothing is kept."""
+
+
+class TimingError(WeightstreamError):
+    """Startup timings: a file that is no report or cannot be written, a phase misused, or a synchronization callback that failed."""
 
 
 class InternalError(WeightstreamError):

@@ -10,6 +10,7 @@ mod checkpoint;
 mod device;
 mod dlpack;
 mod error;
+mod kernels;
 mod offloader;
 mod plan;
 mod process;
@@ -17,6 +18,7 @@ mod profiles;
 mod quant;
 mod saving;
 mod sources;
+mod startup;
 mod turns;
 mod watched;
 
@@ -32,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
+    module.add_class::<kernels::DeviceKernels>()?;
     module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
     module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
     module.add_function(wrap_pyfunction!(quant::detect, module)?)?;
@@ -43,5 +46,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(profiles::profile_key, module)?)?;
     module.add_function(wrap_pyfunction!(profiles::profile_load, module)?)?;
     module.add_function(wrap_pyfunction!(profiles::profile_update, module)?)?;
+    module.add_class::<startup::StartupRecorder>()?;
+    module.add_class::<startup::StartupReport>()?;
+    module.add_function(wrap_pyfunction!(startup::startup_stats, module)?)?;
+    module.add_function(wrap_pyfunction!(startup::startup_diff, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::resident_fraction, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }

@@ -11,19 +11,21 @@ import torch
 from torch import nn
 
 from . import group, linear
-from .calibration import DeviceMeter, NamedProfile
+from .calibration import DeviceMeter
 from .config import DynamicOffloadConfig, checked, unknown
 from .convolution import configuration as convolution_configuration
 from .convolution import offload_convolutions
+from .named import NamedProfile
 from .presets import effective_preset
 from .results import DynamicOffloadApplyResult
-from .routes import CONVOLUTION, DYNAMIC, GROUP, NONE, choose
+from .routes import CONVOLUTION, DYNAMIC, GROUP, NONE, choose, has_sdnq_layers
 from .settings import DynamicOffloadSettings, load_dynamic_offload_settings_from_env, with_config
 from .state import Applied, get_dynamic_offload_state, mark
 
 __all__ = ["enable_offload", "enable_pipeline_offload"]
 
 _CUDA = "cuda:0"
+_UNBUILT = {"build_profile": False}
 _PROFILE = {"profile_name", "build_profile", "profile_vram_headroom_gb"}
 """Fields that never change a route."""
 
@@ -105,11 +107,11 @@ def enable_offload(
             f"build_profile needs the route dynamic_offload; this module takes {chosen.route}, by {chosen.source}. Give "
             'route="dynamic_offload" to measure it'
         )
+    if chosen.route == DYNAMIC:
+        config_overrides = {**config_overrides, **_mode(module, checked(config, **{**config_overrides, **_UNBUILT}))}
     if chosen.route == CONVOLUTION:
         config = convolution_configuration(config if given else None, config, config_overrides)
     else:
-        if chosen.route == DYNAMIC and config.execution_mode == "plan":
-            config_overrides = {"execution_mode": "linear_runtime", **config_overrides}
         config = checked(config, **config_overrides)
     settings = with_config(settings, **{name: getattr(config, name) for name in _fields(config)})
     _take_off(module, apply_hook)
@@ -154,6 +156,14 @@ def enable_offload(
     return result
 
 
+def _mode(module: nn.Module, config: DynamicOffloadConfig) -> dict[str, Any]:
+    """The runtime of the dynamic route: SDNQ's where there are its layers, which a dense layer's would misread."""
+    quantized = has_sdnq_layers(module)
+    if config.execution_mode == "sdnq_runtime" and not quantized:
+        raise ValueError("execution_mode='sdnq_runtime': no layer of this module is quantized by SDNQ")
+    return {"execution_mode": "sdnq_runtime" if quantized else "linear_runtime"}
+
+
 def _fields(config: DynamicOffloadConfig) -> list[str]:
     return [name for name in vars(config) if not name.startswith("_")]
 
@@ -174,15 +184,27 @@ def _take_off(module: nn.Module, apply_hook: bool) -> None:
 def _dynamic(result: DynamicOffloadApplyResult, config: DynamicOffloadConfig, manual: bool) -> None:
     """The dynamic route, with the resident budget that is the caller's, the profile's, or 0 to build one."""
     profile = NamedProfile.of(result.module, config)
-    budget = profile.budget(config, manual)
-    dynamic = linear.stream_leaves(
-        result.module, config, budget, profile.build or profile.report["status"] == "applied"
-    )
-    profile.meter = DeviceMeter(dynamic.attachment._runtime.target)
-    result.hook = dynamic.attachment
+    current: list[linear.Dynamic] = []
+
+    def stream(resident_gb: float) -> None:
+        """Streams with this resident budget from now on."""
+        if current:
+            current.pop().attachment.detach()
+        profiled = profile.build or profile.report["status"] in ("applied", "probing")
+        dynamic = linear.stream_leaves(result.module, config, resident_gb, profiled)
+        current.append(dynamic)
+        result.hook = dynamic.attachment
+        profile.meter = DeviceMeter(dynamic.attachment._runtime.target)
+        result.event_payload.update(dynamic.setup())
+
+    def remove() -> None:
+        if current:
+            current[0].attachment.detach()
+
+    stream(profile.budget(config, manual))
+    profile.stream = stream
     result._profile = profile
-    result._applied = linear.applied(dynamic, DYNAMIC)
-    result.event_payload.update(dynamic.setup())
+    result._applied = Applied(DYNAMIC, remove, lambda: current[0].runtime() if current else {})
 
 
 def enable_pipeline_offload(

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attach import attach
+from ..attaching import attach
 from ..attachment import Attachment
 from ..devices import DeviceArgument, HostDevice
 from ..errors import DeviceError
 from ..spans import tensor_bytes
 from .calibration import GIB
 from .config import DynamicOffloadConfig
-from .state import Applied
+from .routes import is_sdnq_layer
 
 __all__ = ["Dynamic", "device_argument", "Leaves", "leaves", "pin_budget", "stream_leaves"]
 
@@ -100,12 +100,15 @@ class Leaves:
 
 def leaves(module: nn.Module, config: DynamicOffloadConfig) -> Leaves:
     """Finds them."""
+    quantized = config.execution_mode == "sdnq_runtime"
     skip = [re.compile(pattern) for pattern in config.skip_modules_pattern]
     keep = [re.compile(pattern) for pattern in config.always_resident_modules_pattern]
     found = Leaves([], [], [])
     inside: set[int] = set()
     for name, leaf in module.named_modules():
-        if id(leaf) in inside or not isinstance(leaf, config.target_module_classes):
+        # Beside layers quantized by SDNQ the dense ones are few: they stay on the device.
+        wanted = is_sdnq_layer(leaf) if quantized else isinstance(leaf, config.target_module_classes)
+        if id(leaf) in inside or not wanted:
             continue
         inside.update(id(part) for part in leaf.modules())
         own = tensor_bytes(leaf)
@@ -163,7 +166,7 @@ def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: 
     attachment = attach(
         module,
         device=device_argument(config.execution_device),
-        budget=budget,  # type: ignore[arg-type]  # see attach._plan
+        budget=budget,  # type: ignore[arg-type]  # see attaching._plan
         towers=[[leaf for _, leaf in streamed]] if streamed else [],
         pinned_memory=True if pinning["decided_by"] == "candidate" else limit or False,
     )
@@ -171,8 +174,3 @@ def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: 
     return Dynamic(
         attachment, [name for name, _ in streamed], placed, residents, room["transit"], room["base"], pinning
     )
-
-
-def applied(dynamic: Dynamic, route: str) -> Applied:
-    """How the route is taken off."""
-    return Applied(route, lambda: dynamic.attachment.detach() and None, dynamic.runtime)

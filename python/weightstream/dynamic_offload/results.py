@@ -10,8 +10,8 @@ from typing import Any, Union
 
 from torch import nn
 
-from .calibration import NamedProfile
 from .metrics import DynamicOffloadMetrics, DynamicOffloadMetricsJournal
+from .named import NamedProfile
 from .settings import DynamicOffloadSettings
 from .state import Applied, remove_dynamic_offload
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import NotAvailableError
 from .config import DynamicOffloadConfig
 from .presets import component_policy
 from .settings import DynamicOffloadSettings, flag
 
-__all__ = ["CONVOLUTION", "DYNAMIC", "GROUP", "NONE", "Choice", "choose", "has_sdnq_layers"]
+__all__ = ["CONVOLUTION", "DYNAMIC", "GROUP", "NONE", "Choice", "choose", "has_sdnq_layers", "is_sdnq_layer"]
 
 DYNAMIC = "dynamic_offload"
 CONVOLUTION = "linear_convolution"
@@ -51,12 +50,14 @@ def prefix(component: str) -> str:
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in component).upper()
 
 
-def has_sdnq_layers(module: nn.Module) -> bool:
+def is_sdnq_layer(layer: nn.Module) -> bool:
     """Whether a layer is quantized by SDNQ: by what such a layer has, not by its class."""
-    return any(
-        hasattr(part, "sdnq_dequantizer") or type(getattr(part, "weight", None)).__name__ == "SDNQTensor"
-        for part in module.modules()
-    )
+    return hasattr(layer, "sdnq_dequantizer") or type(layer._parameters.get("weight")).__name__ == "SDNQTensor"
+
+
+def has_sdnq_layers(module: nn.Module) -> bool:
+    """Whether a layer of the module is quantized by SDNQ."""
+    return any(is_sdnq_layer(part) for part in module.modules())
 
 
 def choose(
@@ -125,10 +126,6 @@ def _automatic(
         return GROUP
     dynamic = config.execution_mode != "plan" if dynamic_offload is None else dynamic_offload
     if dynamic and has_sdnq_layers(module):
-        if config.profile_name.strip():
-            raise NotAvailableError(
-                f"the profile {config.profile_name!r} cannot be used: layers quantized by SDNQ are not streamed yet; leave "
-                "profile_name out to offload this module by groups"
-            )
-        return GROUP
+        # Only the dynamic route has a resident budget, which is what a profile is about.
+        return DYNAMIC if config.profile_name.strip() else GROUP
     return DYNAMIC if dynamic and config.execution_mode != "plan" else NONE

@@ -8,13 +8,26 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fuzz-replay", &[]),
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
+    ("startup-timing", &["fuzz-replay"]),
     ("checkpoint", &["fuzz-replay"]),
     ("quant-router", &["fuzz-replay", "checkpoint"]),
+    ("quant-kernels", &["gpu-driver", "checkpoint", "quant-router"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "weightstream", "profile-store"]),
+    (
+        "py-bindings",
+        &[
+            "gpu-driver",
+            "startup-timing",
+            "checkpoint",
+            "quant-router",
+            "quant-kernels",
+            "weightstream",
+            "profile-store",
+        ],
+    ),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.
