@@ -77,3 +77,23 @@ def test_what_was_in_use_inside_the_region_is_not_recommended(activation: int) -
     with torch.inference_mode():
         model(x, activation)
     ddo.remove_dynamic_offload(model)
+
+
+def test_the_calls_of_the_documents() -> None:
+    model, tokens = plain(), TOKENS.cuda()
+    for calibrate in (True, False):
+        offload = ddo.enable_offload(
+            model,
+            preset="auto",
+            profile_name="my-workload",
+            build_profile=calibrate,
+        )
+        with offload.profile_run() as profile_report, torch.inference_mode():
+            output = model(tokens)
+        assert profile_report["status"] == ("saved" if calibrate else "applied") and output.isfinite().all()
+    ddo.remove_dynamic_offload(model)
+    vae = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 3, 3)).eval()
+    offload = ddo.enable_offload(vae, component="vae", route="linear_convolution")
+    with offload.cleanup_on_error(), torch.inference_mode():
+        assert vae(torch.zeros(1, 3, 8, 8, device="cuda")).shape == (1, 3, 4, 4)
+    assert offload.metrics_snapshot().as_dict()["runtime"]["copy_runtime"]["convolution_parameter"]["calls"] == 2

@@ -16,7 +16,9 @@ mod plan;
 mod process;
 mod profiles;
 mod quant;
+mod reserve;
 mod saving;
+mod share;
 mod sources;
 mod startup;
 mod turns;
@@ -31,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<offloader::Offloader>()?;
     module.add_class::<offloader::Hold>()?;
+    module.add_class::<share::Share>()?;
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
@@ -41,6 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(reserve::share_reserved, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
     module.add_function(wrap_pyfunction!(profiles::profile_folder, module)?)?;
     module.add_function(wrap_pyfunction!(profiles::profile_key, module)?)?;

@@ -20,7 +20,7 @@ from .calibration import GIB
 from .config import DynamicOffloadConfig, checked
 from .convolution_calls import Call, Copies
 from .convolution_checks import CONVOLUTIONS, preflight
-from .linear import device_argument, leaves
+from .linear import compute_device, leaves
 
 __all__ = ["ConvolutionOffload", "configuration", "offload_convolutions"]
 
@@ -192,12 +192,6 @@ def insist(work: Callable[[], None]) -> None:
 
 def offload_convolutions(module: nn.Module, config: DynamicOffloadConfig) -> ConvolutionOffload:
     """Puts a module on the route; ValueError, before anything is moved, for what it does not take."""
-    argument = device_argument(config.execution_device)
-    if argument == "auto":
-        argument = "cuda" if torch.cuda.is_available() else "host"
-    is_cuda = isinstance(argument, str) and argument != "host"
-    device = torch.device(argument if is_cuda else "cpu")  # type: ignore[arg-type]
-    if is_cuda and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    device = compute_device(config.execution_device)
     preflight(module, config, device)
     return ConvolutionOffload(module, config, device)

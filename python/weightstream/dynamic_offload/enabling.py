@@ -142,9 +142,7 @@ def enable_offload(
         result._applied, used = group.offload(module, config, {"low_cpu_mem_usage": low_cpu_mem_usage, **options})
         result.event_payload.update(used)
     else:
-        device = linear.device_argument(config.execution_device)
-        if not isinstance(device, str) or device not in ("host", "auto"):
-            module.to(torch.device(device) if isinstance(device, str) else torch.device("cpu"))
+        module.to(linear.compute_device(config.execution_device))
     if config.profile_name.strip() and chosen.route in (GROUP, NONE):
         result.event_payload["profile_unused"] = f"the route {chosen.route} has no resident budget"
     result.event_payload["seconds"] = time.perf_counter() - start

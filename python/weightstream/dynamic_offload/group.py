@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import NotAvailableError
 from .config import DynamicOffloadConfig
-from .linear import device_argument
+from .linear import compute_device
 from .routes import GROUP
 from .state import Applied
 
@@ -25,10 +25,7 @@ def offload(module: nn.Module, config: DynamicOffloadConfig, options: dict[str, 
         from diffusers.hooks import apply_group_offloading
     except ImportError:
         raise NotAvailableError("the route diffusers_group_offload needs the package diffusers") from None
-    device = device_argument(config.execution_device)
-    onload = torch.device(device) if isinstance(device, str) and device not in ("host", "auto") else torch.device("cpu")
-    if device == "auto" and torch.cuda.is_available():
-        onload = torch.device("cuda", torch.cuda.current_device())
+    onload = compute_device(config.execution_device)
     streams = onload.type == "cuda"
     used = {
         "offload_type": "leaf_level",

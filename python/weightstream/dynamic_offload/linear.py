@@ -21,7 +21,7 @@ from .calibration import GIB
 from .config import DynamicOffloadConfig
 from .routes import is_sdnq_layer
 
-__all__ = ["Dynamic", "device_argument", "Leaves", "leaves", "pin_budget", "stream_leaves"]
+__all__ = ["Dynamic", "device_argument", "Leaves", "compute_device", "leaves", "pin_budget", "stream_leaves"]
 
 
 @dataclass
@@ -85,6 +85,19 @@ def device_argument(device: Any) -> DeviceArgument:
     if named.type != "cuda":
         raise DeviceError(f'execution_device={device!r}: weights stream to CUDA devices, and to the emulator, "host"')
     return str(named)
+
+
+def compute_device(device: Any) -> torch.device:
+    """Where modules compute on an execution device: the CPU for the emulator."""
+    argument = device_argument(device)
+    if argument == "auto":
+        argument = "cuda" if torch.cuda.is_available() else "host"
+    if not isinstance(argument, str) or argument == "host":
+        return torch.device("cpu")
+    named = torch.device(argument)
+    if named.index is None:
+        named = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    return named
 
 
 @dataclass
