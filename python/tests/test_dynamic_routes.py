@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,23 @@ def test_the_order_of_who_decides() -> None:
     assert route_of("transformer", dynamic_offload=False) == "none"
     assert route_of("transformer", preset="off") == "none"
     assert route_of("text-encoder", environ={"DDO_TEXT_ENCODER_ROUTE": "off"}) == "none"
+
+
+def test_every_combination_of_who_says_what() -> None:
+    names = {"dynamic": "dynamic_offload", "group": "diffusers_group_offload", "off": "none"}
+    model = plain()
+    for said in itertools.product((None, "auto", *names), repeat=4):
+        argument, policy, own, runner = said
+        environ = {"DDO_PRESET": "warm_process"}
+        environ.update({} if own is None else {"DDO_VAE_ROUTE": own})
+        environ.update({} if runner is None else {"DDO_RUNNER_VAE_ROUTE": runner})
+        policies = {} if policy is None else {"vae": {"route": policy}}
+        settings = ddo.load_dynamic_offload_settings_from_env(environ=environ, component_policies=policies)
+        result = ddo.enable_offload(
+            model, component="vae", settings=settings, environ=environ, route=argument, apply_hook=False
+        )
+        first = next((word for word in said if word is not None), "off")  # the preset's for a vae is none
+        assert result.route == names.get(first, "dynamic_offload"), said
 
 
 def test_the_environment_wins_over_the_argument_and_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
