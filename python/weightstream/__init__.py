@@ -35,7 +35,18 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import allocator, cuda_graphs, expert_compute, experts, loaders, offload, quant, runtime, startup
+    from . import (
+        allocator,
+        cuda_graphs,
+        expert_compute,
+        experts,
+        loaders,
+        offload,
+        quant,
+        quant_router,
+        runtime,
+        startup,
+    )
     from .attaching import attach
     from .attachment import Attachment
     from .devices import HostDevice
@@ -69,6 +80,7 @@ __all__ = [
     "offload",
     "profile_type",
     "quant",
+    "quant_router",
     "runtime",
     "startup",
 ]
