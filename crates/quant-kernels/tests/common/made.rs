@@ -100,6 +100,8 @@ pub(crate) fn formats() -> Vec<Case> {
         scaled("fp8 none", &[3, 8192], Family::Fp8, E5m2, Scales::None, &[]),
         scaled("fp8 filters", &[16, 5, 3, 3], Family::Fp8, E4m3, Scales::Row, &[(Scale, "BF16")]),
         scaled("fp8 blocks", &[200, 333], Family::Fp8, E4m3, grid(128, 128, Order::Rows), &[(Scale, "F32")]),
+        scaled("fp8 whole", &[260, 384], Family::Fp8, E4m3, grid(128, 128, Order::Rows), &[(Scale, "F32")]),
+        scaled("fp8 narrow", &[90, 340], Family::Fp8, E5m2, grid(7, 17, Order::Columns), &[(Scale, "F32")]),
         scaled("fp8 column", &[7, 640], Family::Fp8, E4m3, grid(3, 5, Order::Columns), &[(Scale, "F32")]),
         scaled("int8 row", &[41, 777], Family::Int8, Int8, Scales::Row, &[(Scale, "F32")]),
         scaled("int8 vector", &[9000], Family::Int8, Int8, Scales::Row, &[(Scale, "F32")]),
@@ -158,7 +160,8 @@ fn packed() -> Vec<Case> {
             [(Data, "U8"), (Codebook, "F32"), (Scale, "U8"), (ScaleCodebook, "F32"), (GlobalScale, "F32")];
         cases.push(weight("bnb nested", &shape, Format::Bnb4(nested), &parts));
     }
-    for (bits, group, shape) in [(4, 128, [96, 256]), (2, 128, [96, 384]), (4, 5, [21, 25]), (2, 1, [11, 13])]
+    for (bits, group, shape) in
+        [(4, 128, [96, 256]), (2, 128, [96, 384]), (4, 5, [21, 25]), (2, 1, [11, 13]), (4, 100, [75, 300])]
     {
         for (scale, shift) in [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32"), ("BF16", "I8")] {
             let format = Format::QuantoBits(QuantoBits { bits, group });
