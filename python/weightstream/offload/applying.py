@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -194,7 +195,7 @@ def _convert(
         f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
         f"default_dtype=torch.bfloat16 holds them"
     )
-    warnings.warn(note, stacklevel=5)
+    warnings.warn(note, stacklevel=_levels_outside())
     return [note]
 
 
@@ -208,3 +209,12 @@ def _bytes_of(tensor: Tensor) -> Any:
 def _listed(names: list[str], shown: int = _SHOWN) -> str:
     listed = ", ".join(names[:shown])
     return f"{listed} and {len(names) - shown} more" if len(names) > shown else listed
+
+
+def _levels_outside() -> int:
+    """How many calls above its caller the first one outside this package is: what a warning points at."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (package, "contextlib"):
+        level, frame = level + 1, frame.f_back
+    return level
