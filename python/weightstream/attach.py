@@ -15,6 +15,7 @@ from .binding import Binding
 from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
+from .held import check_held
 from .locking import watch_locking
 from .overrides import Overrides
 from .ownership import Ownership, collect
@@ -72,6 +73,8 @@ def attach(
     lock = _lock(pinned_memory)
     target = open_target(device)
     forms = DeviceForms(target.device)
+    for name, parameter in model.named_parameters():
+        check_held(name, parameter, target.device)
     ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
     binding = Binding(ownership, forms, target.device)
     plan = _plan(target, ownership, binding, budget, look_ahead, lock)

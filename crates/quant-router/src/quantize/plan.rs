@@ -128,7 +128,7 @@ impl Quantizer {
 
     /// Quantizes some rows, which `source` holds and nothing else, into their place in the buffers of the whole weight; what is
     /// there of other rows stays. Uses the threads of the rayon pool that it is called in. On an error nothing was written.
-    pub fn quantize(&self, source: &[u8], rows: Range<u64>, into: QuantBuffers<'_>) -> Result<()> {
+    pub fn quantize(&self, source: &[u8], rows: Range<u64>, into: &mut QuantBuffers<'_>) -> Result<()> {
         let layer = || self.weight.name.clone();
         if rows.start > rows.end || rows.end > self.rows {
             let (start, end) = (rows.start, rows.end);
@@ -164,7 +164,7 @@ impl Quantizer {
     }
 
     /// Types of a byte: rows are independent.
-    fn bytes_of<F: Float>(&self, source: &[u8], rows: Range<usize>, into: QuantBuffers<'_>) {
+    fn bytes_of<F: Float>(&self, source: &[u8], rows: Range<usize>, into: &mut QuantBuffers<'_>) {
         let columns = self.columns as usize;
         let piece = PIECE.div_ceil(columns);
         let data = into.data[rows.start * columns..rows.end * columns].par_chunks_mut(piece * columns);
@@ -176,7 +176,7 @@ impl Quantizer {
     }
 
     /// Types below a byte: first all ranges, by group, then all codes, by the bytes that groups share.
-    fn bits_of<F: Float>(&self, source: &[u8], rows: Range<usize>, into: QuantBuffers<'_>) {
+    fn bits_of<F: Float>(&self, source: &[u8], rows: Range<usize>, into: &mut QuantBuffers<'_>) {
         let (group, bits) = (self.group as usize, self.kind.bits());
         let per_row = (self.columns / self.group) as usize;
         let groups = rows.start * per_row..rows.end * per_row;

@@ -42,6 +42,6 @@ impl Parts {
 fn quantize(shape: &[u64], number: Number, kind: QuantKind, source: &[u8]) -> (Quantizer, Parts) {
     let quantizer = Quantizer::new("layer.weight", shape, number, kind).unwrap();
     let mut parts = Parts::of(&quantizer);
-    quantizer.quantize(source, 0..shape[0], parts.buffers()).unwrap();
+    quantizer.quantize(source, 0..shape[0], &mut parts.buffers()).unwrap();
     (quantizer, parts)
 }

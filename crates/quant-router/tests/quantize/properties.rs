@@ -41,8 +41,8 @@ proptest! {
         let cut = cut.min(shape[0]);
         let at = (cut * shape[1]) as usize * number.bytes();
         // The later rows first, so that neither relies on the other.
-        quantizer.quantize(&source[at..], cut..shape[0], parts.buffers()).unwrap();
-        quantizer.quantize(&source[..at], 0..cut, parts.buffers()).unwrap();
+        quantizer.quantize(&source[at..], cut..shape[0], &mut parts.buffers()).unwrap();
+        quantizer.quantize(&source[..at], 0..cut, &mut parts.buffers()).unwrap();
         prop_assert_eq!(&parts.scale, &whole.scale);
         prop_assert_eq!(&parts.shift, &whole.shift);
         prop_assert_eq!(&parts.data, &whole.data);
@@ -78,7 +78,7 @@ proptest! {
         let source = &bytes[..(rows * columns) as usize * number.bytes()];
         let (quantizer, one) = quantize(&[rows, columns], number, kind, source);
         let mut two = Parts { data: vec![!UNWRITTEN; one.data.len()], ..Parts::of(&quantizer) };
-        quantizer.quantize(source, 0..rows, two.buffers()).unwrap();
+        quantizer.quantize(source, 0..rows, &mut two.buffers()).unwrap();
         prop_assert_eq!((&one.data, &one.scale, &one.shift), (&two.data, &two.scale, &two.shift));
         let parts = one.named(&quantizer);
         let mut back = vec![0.0; (rows * columns) as usize];
@@ -93,7 +93,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let mut refused = |source: usize, rows: std::ops::Range<u64>, data: usize| {
         let mut buffers = parts.buffers();
         buffers.data = &mut buffers.data[..data];
-        let error = quantizer.quantize(&vec![0; source], rows, buffers).unwrap_err();
+        let error = quantizer.quantize(&vec![0; source], rows, &mut buffers).unwrap_err();
         assert!(parts.data.iter().chain(&parts.scale).all(|&byte| byte == UNWRITTEN));
         error
     };

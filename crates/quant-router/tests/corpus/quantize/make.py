@@ -35,7 +35,7 @@ def group_size(weight):
 
 def extremes(dtype, columns):
     """Rows that make trouble: zeros, what is no number, infinities, the largest and smallest numbers, and halves of a step."""
-    rows = normal(12, columns).to(dtype)
+    rows = normal(13, columns).to(dtype)
     limits = torch.finfo(dtype)
     rows[0] = 0
     rows[1, 1] = float("nan")
@@ -51,6 +51,7 @@ def extremes(dtype, columns):
     rows[9] = -rows[9].abs() - 3
     rows[10, 0] = float("inf")
     rows[11] *= 1e-3
+    rows[12] = -limits.smallest_normal * limits.eps * 184  # Its scale is rounded to the smallest number: quotients of -184.
     return rows
 
 

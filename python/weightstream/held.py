@@ -1,0 +1,91 @@
+"""Tensors that a weight holds beside its own bytes: the scales of weights that other libraries quantized.
+
+They are registered nowhere: an attribute of the parameter has them (bitsandbytes' `quant_state`), or an object that the
+layer keeps and that has the parameter's own bytes, too (the state of its 8-bit layers). Their layers read them with the
+weight, so they go where the weight goes. PyTorch's own `.to(device)` leaves both to the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ModelError
+
+__all__ = ["check_held", "held_tensors"]
+
+_DEPTH = 3
+"""Objects and containers in each other that are looked into: a state holds the state of its scales."""
+_OURS = "_weightstream"
+
+
+def held_tensors(module: nn.Module, name: str, parameter: Tensor) -> list[tuple[str, Tensor]]:
+    """The tensors that belong to a module's parameter `name` and are registered nowhere, with how to reach them from the module."""
+    if type(parameter) is nn.Parameter and not parameter.__dict__ and not _objects(module):
+        return []
+    found: dict[int, tuple[str, Tensor]] = {}
+    for key, value in parameter.__dict__.items():
+        if not key.startswith(_OURS):
+            _add(found, _tensors(f"{name}.{key}", value, _DEPTH))
+    storage = _storage(parameter)
+    for key, value in _objects(module):
+        inside = list(_tensors(key, value, _DEPTH))
+        if storage and any(_storage(tensor) == storage for _, tensor in inside):
+            _add(found, inside)
+    return list(found.values())
+
+
+def check_held(path: str, parameter: Tensor, device: torch.device) -> None:
+    """Refuses a weight whose bytes its library has put into an order for another kind of device."""
+    state = parameter.__dict__.get("quant_state")
+    if device.type != "cpu" and getattr(state, "packing_format_for_cpu", False):
+        raise ModelError(
+            f"{path} was packed for the CPU by bitsandbytes when it computed there; call state_dict() on its layer, which "
+            f"unpacks it, before attaching to {device}"
+        )
+
+
+def _objects(module: nn.Module) -> list[tuple[str, Any]]:
+    """Plain objects among a module's own attributes: nothing of PyTorch, no functions, nothing that every module has."""
+    return [
+        (key, value) for key, value in module.__dict__.items() if not key.startswith("_") and _is_plain_object(value)
+    ]
+
+
+def _is_plain_object(value: Any) -> bool:
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (type, Tensor, nn.Module))
+        and not callable(value)
+        and not type(value).__module__.startswith("torch")
+    )
+
+
+def _tensors(path: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        if not value.is_meta:
+            yield path, value
+    elif depth > 0 and isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _tensors(f"{path}[{number}]", item, depth - 1)
+    elif depth > 0 and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors(f"{path}[{key!r}]", item, depth - 1)
+    elif depth > 0 and _is_plain_object(value):
+        for key, item in vars(value).items():
+            yield from _tensors(f"{path}.{key}", item, depth - 1)
+
+
+def _add(found: dict[int, tuple[str, Tensor]], tensors: Any) -> None:
+    for path, tensor in tensors:
+        found.setdefault(id(tensor), (path, tensor))
+
+
+def _storage(tensor: Tensor) -> int:
+    """The address of a tensor's storage; 0 for one that has none."""
+    if tensor.layout != torch.strided or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return 0
+    return tensor.untyped_storage()._cdata if tensor.numel() else 0
