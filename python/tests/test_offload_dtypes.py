@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,17 @@ def test_float8_weights_are_not_cast_as_if_they_were_numbers(tmp_path: Path) -> 
     sd = {**weights(small()), "blocks.0.weight": torch.rand(4, 4).to(torch.float8_e4m3fn)}
     with pytest.raises(NotAvailableError, match=r"blocks\.0\.weight is float8_e4m3fn"):
         load(write(tmp_path / "x.safetensors", sd))
+
+
+def test_values_that_become_infinite_are_counted_and_said_aloud(tmp_path: Path) -> None:
+    sd = dict(weights(small()))
+    sd["blocks.0.weight"] = sd["blocks.0.weight"].clone()
+    sd["blocks.0.weight"].view(-1)[:3] = torch.tensor([70000.0, -1e30, torch.inf])
+    path = write(tmp_path / "x.safetensors", sd)
+    with pytest.warns(UserWarning, match="2 values of blocks.0.weight are too large for float16") as heard:
+        model = load(path, default_dtype=torch.float16)
+    assert heard[0].filename == __file__
+    assert any("became infinite" in note for note in model._weightstream_load["notes"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(path)

@@ -189,6 +189,13 @@ def test_functions_get_as_much_as_they_take(tmp_path: Path) -> None:
     assert same(model.norm.weight.detach(), small().norm.weight.detach() * 2)
     with pytest.raises(WeightsError, match="preprocess_sd returned a int"):
         offload.load_model_data(empty(), path, preprocess_sd=lambda sd: 3)
+    for given, said in (
+        (lambda sd: None, "postprocess_sd returned a NoneType"),
+        (lambda sd: {**sd, "norm.weight": 3}, "postprocess_sd returned a int for norm.weight"),
+        ("no function", "postprocess_sd is a str: give a function"),
+    ):
+        with pytest.raises(WeightsError, match=said):
+            offload.load_model_data(empty(), path, postprocess_sd=given)
 
 
 class Attention(nn.Module):

@@ -13,6 +13,11 @@ import torch
 from offload_files import empty, same, small, weights
 
 from weightstream import CheckpointError, UnsafeCheckpointError, offload
+from weightstream.offload.pickles import load_pickle
+
+
+class Stopped(Exception):
+    """What whoever watches raises."""
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -102,3 +107,34 @@ def test_an_index_of_pickles(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../a.bin"}}))
     with pytest.raises(CheckpointError, match="leaves its folder"):
         offload.load_sd(index)
+
+
+@pytest.mark.parametrize("stop", [Stopped, KeyboardInterrupt])
+def test_reading_the_older_format_is_stopped_within_a_few_pieces(tmp_path: Path, stop: type[BaseException]) -> None:
+    path = tmp_path / "model.pt"
+    tensors = {"a": torch.rand(48 << 18), "b": torch.rand(48 << 18)}
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    seen: list[float] = []
+
+    def poll(done: float) -> None:
+        seen.append(done)
+        if done > 0.3:
+            raise stop
+
+    with pytest.raises(stop):
+        load_pickle(str(path), poll)
+    # Pieces of 16 MiB in 96: it stopped with the first that passed the mark.
+    assert 0.3 < seen[-1] < 0.5 and all(done <= 0.3 for done in seen[:-1])
+    loaded = load_pickle(str(path), seen.append)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert max(seen) > 0.8
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_tensors_without_data_are_refused_by_name(tmp_path: Path, legacy: bool) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(
+        {"there": torch.ones(2), "gone": torch.ones(2, device="meta")}, path, _use_new_zipfile_serialization=not legacy
+    )
+    with pytest.raises(CheckpointError, match="no data for gone: saved from the meta device"):
+        offload.load_sd(path)

@@ -60,6 +60,93 @@ class Checkpoint:
         """Reads whole tensors into memory: name, address, bytes. `watch` is called often with the bytes read so far; what
         it raises stops the reads. The answer says how it was done, as JSON."""
 
+def quant_handlers() -> list[tuple[str, int]]:
+    """The handlers of quantized formats: name and priority, in the order in which they are asked."""
+
+def quant_claims(
+    tensors: list[tuple[str, str, list[int]]],
+    metadata: dict[str, str],
+    read: Callable[[str], bytes],
+    without: list[str],
+) -> dict[str, tuple[str, int]]:
+    """The weights that handlers recognise, with the name and priority of the one that takes each. Describes none."""
+
+def quant_detect(
+    tensors: list[tuple[str, str, list[int]]],
+    metadata: dict[str, str],
+    read: Callable[[str], bytes],
+    without: list[str],
+) -> tuple[list[tuple[QuantWeight, str]], list[str], list[str]]:
+    """The quantized weights of a model with their handlers' names, tensors that are hints, and notes.
+
+    Tensors are names, types as files spell them, and shapes; `read` gives the bytes of a small one. Handlers in `without`
+    are not asked. QuantizationError, naming the layer, for what is not understood.
+    """
+
+@final
+class QuantWeight:
+    """What a quantized weight is and which tensors are its parts. Equal by value; copies and pickles."""
+
+    @staticmethod
+    def from_json(text: str) -> QuantWeight:
+        """What `to_json` wrote; QuantizationError if it cannot be read."""
+    def to_json(self) -> str:
+        """All of it, as text."""
+    @property
+    def name(self) -> str:
+        """The name that the weight has in a model without quantization."""
+    @property
+    def shape(self) -> list[int]:
+        """Its logical shape."""
+    @property
+    def format(self) -> str:
+        """How it is packed, in words."""
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale; 2**64 - 1 for all there are."""
+    @property
+    def rows(self) -> int:
+        """Rows of the logical matrix: all dimensions but the last."""
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+    @property
+    def parts(self) -> list[tuple[str, str, str, list[int]]]:
+        """Its tensors: role, name, type as files spell it, shape."""
+    @property
+    def transforms(self) -> list[tuple[str, int]]:
+        """What happens to inputs first, in order: ("Hadamard", columns of a group), ("Multiply", 0)."""
+    def renamed(self, name: str, tensors: dict[str, str]) -> QuantWeight:
+        """The same weight under other names."""
+    def with_shape(self, shape: list[int]) -> QuantWeight:
+        """The same weight in another shape, where its format allows it."""
+    def dequantize(
+        self, parts: dict[str, tuple[int, int]], ranges: list[tuple[int, int]], out: int, size: int, dtype: str
+    ) -> None:
+        """Writes rows, one range after the other, as "F32", "BF16" or "F16" into `size` bytes at `out`, with all threads and
+        without the interpreter. `parts` are addresses and bytes in CPU memory, by the tensors' names."""
+
+@final
+class Quantizer:
+    """A weight of floats to be quantized: what it will be, and how."""
+
+    def __init__(self, name: str, shape: list[int], number: str, kind: str) -> None:
+        """A weight of "F32", "F16" or "BF16" for one of optimum-quanto's types: "qint8", "qfloat8", "qfloat8_e5m2", "qint4",
+        "qint2". QuantizationError, naming it, if there is no such weight."""
+    @property
+    def weight(self) -> QuantWeight:
+        """What it becomes, its parts named as quanto names them."""
+    def quantize(
+        self,
+        source: tuple[int, int],
+        rows: tuple[int, int],
+        data: tuple[int, int],
+        scale: tuple[int, int],
+        shift: tuple[int, int],
+    ) -> None:
+        """Quantizes some rows, which are at `source`, with all threads and without the interpreter, into their place in the
+        memory of the whole weight's parts. All are addresses and bytes in CPU memory."""
+
 @final
 class Device:
     """A device's driver, opened."""

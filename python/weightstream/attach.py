@@ -196,8 +196,10 @@ def _lock(pinned_memory: Any) -> int | None:
     try:
         return parse_bytes(pinned_memory)
     except (BudgetError, TypeError) as error:
+        # The reason alone: what it says of a budget is said of this argument here.
+        _, _, reason = str(error).rpartition(" cannot be used: ")
         raise BudgetError(
-            f"pinned_memory is {pinned_memory!r}; give True, False, or a size such as 8GiB: {error}"
+            f"pinned_memory is {pinned_memory!r}: {reason}. Give True, False, or a size such as 8GiB"
         ) from None
 
 

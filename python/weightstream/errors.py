@@ -16,6 +16,7 @@ __all__ = [
     "LoadingCancelled",
     "ModelError",
     "NotAvailableError",
+    "QuantizationError",
     "StateError",
     "UnsafeCheckpointError",
     "WeightsError",
@@ -75,6 +76,13 @@ class ConfigError(WeightstreamError):
 
 class NotAvailableError(WeightstreamError):
     """What was asked for is not offered yet; the text says what is instead."""
+
+
+class QuantizationError(WeightstreamError):
+    """A quantized weight that is not understood or cannot be computed with; the text names the layer.
+
+    Packed bytes never reach a layer of floats instead.
+    """
 
 
 class LoadingCancelled(WeightstreamError):

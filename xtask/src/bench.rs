@@ -193,10 +193,14 @@ fn keep(result: &Path, name: &str) -> Result<PathBuf> {
     let folder = workspace::root().join("docs/performance");
     fs::create_dir_all(&folder)?;
     let raw = folder.join(name);
-    if result != raw {
-        fs::copy(result, &raw).with_context(|| format!("cannot copy {}", result.display()))?;
-    }
+    put(result, &raw)?;
     Ok(raw)
+}
+
+/// Copies a small file, which may be the target under another name: it is read before anything is written.
+fn put(from: &Path, to: &Path) -> Result<()> {
+    let content = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    fs::write(to, content).with_context(|| format!("cannot write {}", to.display()))
 }
 
 fn script(venv: &Venv, name: &str) -> Command {
@@ -204,4 +208,24 @@ fn script(venv: &Venv, name: &str) -> Command {
     python.env_remove("OMP_NUM_THREADS").env_remove("MKL_NUM_THREADS");
     python.arg(workspace::root().join("tools/bench").join(name));
     python
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_kept_already_stays_whatever_its_path_is_spelt_like() {
+        let folder = tempfile::tempdir().unwrap();
+        let raw = folder.path().join("load.json");
+        fs::write(&raw, "{}").unwrap();
+        let link = folder.path().join("link.json");
+        std::os::unix::fs::symlink(&raw, &link).unwrap();
+        for spelling in [raw.clone(), folder.path().join(".").join("load.json"), link] {
+            put(&spelling, &raw).unwrap();
+            assert_eq!(fs::read_to_string(&raw).unwrap(), "{}", "{}", spelling.display());
+        }
+        assert!(put(&folder.path().join("none.json"), &raw).is_err());
+        assert_eq!(fs::read_to_string(&raw).unwrap(), "{}");
+    }
 }

@@ -35,6 +35,32 @@ fn one_slot(plan: &Plan) -> bool {
 }
 
 #[test]
+fn a_budget_that_a_note_names_is_more_than_the_one_given() {
+    let (mut named, mut chosen) = (0, 0);
+    for layout in [layout(&smollm2(), KIB_64), layout(&minilm(), KIB_64), layout(&dit(), MIB_2)] {
+        let units = Units::whole_blocks(&layout);
+        for hundredths in (2..100).step_by(2) {
+            let budget = layout.model_bytes().0 * hundredths / 100;
+            let Ok(plan) = Plan::new(&layout, &units, &request(budget)) else { continue };
+            for note in &plan.notes {
+                match note {
+                    PlanNote::OneSlot { two_slots: Some(two_slots), .. } => {
+                        assert!(two_slots.0 > budget, "{two_slots} named to who gives {}", Bytes(budget));
+                        named += 1;
+                    }
+                    PlanNote::OneSlot { two_slots: None, .. } => chosen += 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+    assert!(
+        named > 0 && chosen > 0,
+        "{named} budgets are too small for two units, {chosen} do better with one"
+    );
+}
+
+#[test]
 fn smollm2_fits_in_a_quarter_of_its_weights() {
     let layout = layout(&smollm2(), KIB_64);
     assert_eq!(layout.model_bytes(), Bytes(269_030_016));

@@ -24,7 +24,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use weightstream::{AddressSpace, Bytes, DeviceAddress, DeviceKind, HostBytes};
 
-pub(crate) use memory::{bytes, bytes_mut, mapped_capsule};
+pub(crate) use memory::{bytes, bytes_mut, mapped_capsule, numbers_mut};
 
 /// The name of a capsule whose tensor nobody has taken yet; the consumer renames it.
 const UNUSED: &CStr = c"dltensor";

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use quant_router::QuantError;
 use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
 
 /// The class of an error, by its name in `weightstream.errors`.
@@ -15,6 +16,7 @@ pub(crate) enum Class {
     Device,
     State,
     Checkpoint,
+    Quantization,
     Cancelled,
     Internal,
 }
@@ -27,6 +29,7 @@ impl Class {
             Self::Device => "DeviceError",
             Self::State => "StateError",
             Self::Checkpoint => "CheckpointError",
+            Self::Quantization => "QuantizationError",
             Self::Cancelled => "LoadingCancelled",
             Self::Internal => "InternalError",
         }
@@ -70,6 +73,12 @@ impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         let cancelled = matches!(error, CheckpointError::Cancelled);
         Self::new(if cancelled { Class::Cancelled } else { Class::Checkpoint }, error.to_string())
+    }
+}
+
+impl From<QuantError> for Failure {
+    fn from(error: QuantError) -> Self {
+        Self::new(Class::Quantization, error.to_string())
     }
 }
 

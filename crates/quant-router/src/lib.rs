@@ -14,4 +14,4 @@ pub use dequantize::{Decode, Target, dequantize};
 pub use error::{QuantError, Result};
 pub use parts::Parts;
 pub use quantize::{QuantBuffers, QuantKind, Quantizer};
-pub use weight::{Format, Part, PartRole, QuantWeight, Transform};
+pub use weight::{Format, Part, PartRole, QuantWeight, Transform, kind_from_name};

@@ -4,19 +4,21 @@
 use std::fmt;
 
 use checkpoint::gguf::GgmlType;
+use checkpoint::safetensors::dtype_from_name;
 use checkpoint::{TensorInfo, TensorType};
-use serde::{Serialize, Serializer};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{QuantError, Result};
 use crate::formats::nunchaku::AWQ_GROUP;
 use crate::formats::{Bnb4, QuantoBits, Scaled, Svdq, W4A8};
 
 /// How a weight is packed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Format {
     /// Blocks of ggml, which hold their scales: one part.
-    Ggml(#[serde(serialize_with = "as_text")] GgmlType),
+    Ggml(#[serde(serialize_with = "as_text", deserialize_with = "ggml_type")] GgmlType),
     /// Packed numbers times a scale of their tensor, row or block, which is a part of its own.
     Scaled(Scaled),
     /// Indexes of 4 bits, as bitsandbytes packs them.
@@ -61,7 +63,7 @@ impl fmt::Display for Format {
 }
 
 /// What a part is to its weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum PartRole {
     /// The packed numbers.
@@ -116,14 +118,14 @@ impl fmt::Display for PartRole {
 }
 
 /// One tensor of a weight.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Part {
     /// What it is to the weight.
     pub role: PartRole,
     /// The tensor's name in the file.
     pub tensor: String,
     /// How its elements are stored.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "as_text", deserialize_with = "tensor_type")]
     pub kind: TensorType,
     /// Its shape as stored, slowest dimension first.
     pub shape: Vec<u64>,
@@ -137,7 +139,7 @@ impl Part {
 }
 
 /// What is done to a layer's inputs before its weight meets them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Transform {
     /// A normalized Hadamard matrix, on groups of so many columns.
@@ -150,7 +152,7 @@ pub enum Transform {
 }
 
 /// A quantized weight.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct QuantWeight {
     /// The name of the weight that a model without quantization would have: `layers.0.attn.weight`.
     pub name: String,
@@ -247,4 +249,23 @@ impl QuantWeight {
 /// Serializes what prints as its format spells it.
 fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
+}
+
+/// A type of ggml by its name.
+fn ggml_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<GgmlType, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let found = GgmlType::all().find(|kind| kind.name() == name);
+    found.ok_or_else(|| D::Error::custom(format!("{name:?} is no type of ggml")))
+}
+
+/// A type of elements by the name that it prints as.
+fn tensor_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TensorType, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    kind_from_name(&name).ok_or_else(|| D::Error::custom(format!("{name:?} is no type of tensors")))
+}
+
+/// The type of elements that prints as this: `F8_E4M3`, or `Q4_K`.
+pub fn kind_from_name(name: &str) -> Option<TensorType> {
+    let plain = dtype_from_name(name).map(TensorType::Plain);
+    plain.or_else(|| GgmlType::all().find(|kind| kind.name() == name).map(TensorType::Ggml))
 }

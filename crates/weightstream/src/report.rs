@@ -108,10 +108,15 @@ impl HostReport {
 fn note(note: &PlanNote) -> String {
     match note {
         PlanNote::EverythingResident => "the whole model is resident: nothing is copied in a step".into(),
-        PlanNote::OneSlot { unit, two_slots } => format!(
-            "the ring holds one unit at a time at {unit}, whose copy waits for the unit before it; a budget of \
-             {two_slots} would overlap them"
-        ),
+        PlanNote::OneSlot { unit, two_slots } => {
+            let what = match two_slots {
+                Some(budget) => format!("a budget of {budget} would overlap them"),
+                None => "overlapping them would copy more and take longer".into(),
+            };
+            format!(
+                "the ring holds one unit at a time at {unit}, whose copy waits for the unit before it; {what}"
+            )
+        }
         PlanNote::BoundariesResident { granules } => {
             format!("{granules} pages where units meet out of order are resident")
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,10 +43,10 @@ def apply(
     ignore_unused: bool,
     ignore_missing: bool,
     progress: Progress,
-) -> None:
+) -> list[str]:
     """Assigns the weights of `sd` to the model, ties and types as they have to be, and says so. Empties `sd`.
 
-    WeightsError, with nothing changed, for weights that the model lacks, that the file lacks or that have another shape.
+    Returns what a user may want to know. WeightsError, with nothing changed, for weights that the model lacks, that the file lacks or that have another shape.
     """
     before = _parameters(model)
     ties = _ties(model)
@@ -68,9 +69,10 @@ def apply(
                 f"ignore_missing_keys=True keeps the model's own"
             )
         _check_filled(model)
-        _convert(model, before, rules, progress)
+        notes = _convert(model, before, rules, progress)
         # Inside: who aborts on hearing this gets the model as it was, too.
         progress.phase("Weights Loaded", 3, 3)
+    return notes
 
 
 @contextmanager
@@ -141,8 +143,8 @@ def _check_filled(model: nn.Module) -> None:
 
 def _convert(
     model: nn.Module, before: dict[tuple[int, str], dict[str, Any]], rules: DtypeRules, progress: Progress
-) -> None:
-    """Gives every parameter its type. What shared bytes shares them still."""
+) -> list[str]:
+    """Gives every parameter its type. What shared bytes shares them still. Says what did not fit its type."""
     groups: dict[Any, list[tuple[str, nn.Module, str, nn.Parameter]]] = {}
     targets: dict[int, torch.dtype] = {}
     for prefix, module in model.named_modules():
@@ -168,6 +170,15 @@ def _convert(
                 made[id(parameter)].__dict__.update(parameter.__dict__)
             module._parameters[name] = made[id(parameter)]
         del members
+    if not convert.overflows:
+        return []
+    count = sum(convert.overflows.values())
+    note = (
+        f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
+        f"default_dtype=torch.bfloat16 holds them"
+    )
+    warnings.warn(note, stacklevel=5)
+    return [note]
 
 
 def _bytes_of(tensor: Tensor) -> Any:

@@ -38,7 +38,9 @@ class DtypeRules:
     def __post_init__(self) -> None:
         for name, given in (("default_dtype", self.default), ("fp32_dtype", self.fp32)):
             if given is not None and not (isinstance(given, torch.dtype) and given.is_floating_point):
-                raise WeightsError(f"{name} is {given!r}; give a floating-point torch.dtype, such as torch.bfloat16, or None")
+                raise WeightsError(
+                    f"{name} is {given!r}; give a floating-point torch.dtype, such as torch.bfloat16, or None"
+                )
 
     def target(self, module: nn.Module, attributes: dict[str, Any], dtype: torch.dtype) -> torch.dtype:
         """The type for a parameter of `module`, by its own attributes and its type in the checkpoint.
@@ -65,6 +67,8 @@ class Converter:
         self._total = max(total, 1)
         self._done = 0
         self._buffer: Optional[Tensor] = None
+        self.overflows: dict[str, int] = {}
+        """How many finite values of a weight became infinite, by its name."""
 
     def __call__(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor's values as `dtype`, in memory of their own. `name` is for errors."""
@@ -73,15 +77,26 @@ class Converter:
             self._flat(name, tensor.view(-1) if tensor.dim() != 1 else tensor, result.view(-1))
             return result
         self._advance(tensor.nbytes)
-        return tensor.to(dtype)
+        converted = tensor.to(dtype)
+        self._count(name, tensor, converted)
+        return converted
 
     def _flat(self, name: str, source: Tensor, target: Tensor) -> None:
         size = source.element_size()
         step = max(_PIECE // size, 1)
         for start in range(0, source.numel(), step):
             piece = source[start : start + step]
-            target[start : start + step].copy_(self._read(name, piece))
+            read = self._read(name, piece)
+            self._count(name, read, target[start : start + step].copy_(read))
             self._advance(piece.nbytes)
+
+    def _count(self, name: str, before: Tensor, after: Tensor) -> None:
+        """Counts what became infinite. Only float16 is that narrow among the types that have infinity."""
+        if after.dtype != torch.float16 or before.dtype == torch.float16:
+            return
+        lost = int(after.isinf().sum()) - int(before.isinf().sum())
+        if lost:
+            self.overflows[name] = self.overflows.get(name, 0) + lost
 
     def _read(self, name: str, piece: Tensor) -> Tensor:
         """The piece's bytes from its file, if they are there, else itself."""

@@ -47,6 +47,8 @@ def load_sd(
     try:
         source = _read(as_list(file_path), progress, chosen(filters))
         sd = StateDict(filtered(source.sd, filters, keep_prefixes), source.report())
+        if filters is not None and not sd:
+            sd.report["notes"].append(f"{source.name} has no weight whose name begins with {filters!r}")
         progress.phase("Weights Loaded", 3, 3)
         return sd, source.quantization_map, source.tied_map
     except LoadingCancelled as error:
@@ -234,7 +236,7 @@ def _load(
     progress.phase("Applying Weights", 2, 3)
     if pre_load_callback is not None:
         pre_load_callback(model)
-    apply(
+    report["notes"] += apply(
         model,
         merged.name,
         sd,
@@ -264,7 +266,7 @@ def _prepared(
         if kept in sd:
             for alias in aliases:
                 sd.setdefault(alias, sd[kept])
-    sd, quantization_map, _ = preprocess(postprocess_sd, sd, source.quantization_map, None)
+    sd, quantization_map, _ = preprocess(postprocess_sd, sd, source.quantization_map, None, "postprocess_sd")
     if prefix:
         sd = without_prefix(sd, prefix)
         if not sd:

@@ -1,16 +1,19 @@
 """Weights in pickles (.pt, .pth, .bin, …), through PyTorch's weights-only loader and nothing else.
 
 A pickle is a program. The weights-only loader runs none of it but the making of tensors; whatever asks for more is
-refused. Zip archives are mapped, so that their tensors are zero-copy; the older format must be read.
+refused. Zip archives are mapped, so that their tensors are zero-copy; the older format must be read, in pieces between which
+a load may be stopped.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import stat
 import zipfile
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -23,6 +26,8 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "params_ema", 
 """Under which training checkpoints keep their weights."""
 _MOST_PICKLE = 64 << 20
 """Bytes of the program in a zip archive; the tensors' bytes lie outside it."""
+_PIECE = 16 << 20
+"""Bytes read between two looks at whether to stop."""
 
 
 def is_pickle(path: str) -> bool:
@@ -42,11 +47,63 @@ def is_pickle(path: str) -> bool:
     return head[:1] == b"\x80" and not (head[8:9] in b"{ \t\r\n" and length + 8 <= status.st_size)
 
 
-def load_pickle(path: str) -> dict[str, Tensor]:
+class _Watched(io.BufferedIOBase):
+    """A file for the loader, which asks `poll` while it is read. It has no descriptor, or the loader would read around it."""
+
+    def __init__(self, path: str, poll: Callable[[float], None]) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by close
+        self._size = max(os.fstat(self._file.fileno()).st_size, 1)
+        self._poll = poll
+        self.stopped: Optional[BaseException] = None
+        """What `poll` raised. The loader may turn it into something of its own."""
+
+    def _look(self) -> None:
+        try:
+            self._poll(self._file.tell() / self._size)
+        except BaseException as error:
+            self.stopped = error
+            raise
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: Optional[int] = -1, /) -> bytes:
+        self._look()
+        return self._file.read(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view):
+            self._look()
+            found = self._file.readinto(view[done : done + _PIECE])
+            if not found:
+                break
+            done += found
+        return done
+
+    def readline(self, size: Optional[int] = -1, /) -> bytes:
+        return self._file.readline(-1 if size is None else size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def load_pickle(path: str, poll: Callable[[float], None] = lambda _: None) -> dict[str, Tensor]:
     """The tensors of a pickle, by name, in CPU memory.
 
-    UnsafeCheckpointError if it holds more than tensors and plain values; CheckpointError if it cannot be read or has no
-    tensors.
+    `poll` is called with the share that is read, and may raise. UnsafeCheckpointError if the file holds more than tensors and
+    plain values; CheckpointError if it cannot be read or has no tensors, or has some without data.
     """
     try:
         archive = zipfile.is_zipfile(path)
@@ -54,9 +111,22 @@ def load_pickle(path: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is no whole zip archive: {error}") from None
     if archive:
         _check_archive(path)
+    if archive:
+        return _tensors(path, _loaded(path, path, None))
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        file = _Watched(path, poll)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    with file:
+        return _tensors(path, _loaded(path, file, file))
+
+
+def _loaded(path: str, source: Any, watched: Optional[_Watched]) -> Any:
+    """What the weights-only loader makes of a file."""
+    try:
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=watched is None)
     except pickle.UnpicklingError as error:
+        _stopped(watched)
         text = str(error)
         if any(word in text for word in ("Unsupported", "GLOBAL", "weights_only", "WeightsUnpickler")):
             raise UnsafeCheckpointError(
@@ -65,8 +135,14 @@ def load_pickle(path: str) -> dict[str, Tensor]:
             ) from None
         raise CheckpointError(f"{path} is no pickle of tensors: {_first_line(text)}") from None
     except Exception as error:  # the loader passes on whatever the file makes it stumble over
+        _stopped(watched)
         raise CheckpointError(f"{path} cannot be read as a pickle: {_first_line(str(error))}") from None
-    return _tensors(path, loaded)
+
+
+def _stopped(watched: Optional[_Watched]) -> None:
+    """Raises what stopped a load, whatever the loader made of it."""
+    if watched is not None and watched.stopped is not None:
+        raise watched.stopped from None
 
 
 def _first_line(text: str) -> str:
@@ -112,4 +188,9 @@ def _tensors(path: str, loaded: Any) -> dict[str, Tensor]:
     odd = next((name for name in tensors if not isinstance(name, str)), None)
     if odd is not None:
         raise CheckpointError(f"{path} names a tensor {odd!r}, which is no text")
+    empty = [name for name, value in tensors.items() if value.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{path} has no data for {', '.join(empty[:4])}{', …' * (len(empty) > 4)}: saved from the meta device"
+        )
     return tensors

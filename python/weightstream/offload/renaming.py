@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Optional, TypeVar, Union
 
+from torch import Tensor
+
 from ..errors import WeightsError
 
 __all__ = ["chosen", "filtered", "guessed_prefix", "preprocess", "renamed", "without_prefix"]
@@ -55,25 +57,36 @@ def renamed(sd: Mapping[str, Value], rules: Mapping[str, Optional[str]]) -> dict
 
 
 def preprocess(
-    rules: Rules, sd: dict[str, Any], quantization_map: Optional[dict[str, Any]], tied_map: Optional[dict[str, Any]]
+    rules: Rules,
+    sd: dict[str, Any],
+    quantization_map: Optional[dict[str, Any]],
+    tied_map: Optional[dict[str, Any]],
+    argument: str = "preprocess_sd",
 ) -> tuple[dict[str, Any], Optional[dict[str, Any]], Optional[dict[str, Any]]]:
     """Applies a caller's rules, or a function of the weights, of them and the quantization map, or of all three.
 
-    The function returns as many of them as it takes, or the weights alone.
+    The function returns as many of them as it takes, or the weights alone. `argument` is the name of what the caller gave.
     """
     if rules is None:
         return sd, quantization_map, tied_map
     if isinstance(rules, Mapping):
         maps = renamed(quantization_map, rules) if quantization_map else quantization_map
         return renamed(sd, rules), maps, _renamed_ties(tied_map, rules)
+    if not callable(rules):
+        raise WeightsError(
+            f"{argument} is a {type(rules).__name__}: give a function, or rules for names as a dictionary"
+        )
     given: list[Any] = [sd, quantization_map, tied_map]
     result = rules(*given[: _arity(rules)])
     parts = list(result) if isinstance(result, tuple) else [result]
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], Mapping):
         raise WeightsError(
-            f"preprocess_sd returned a {type(result).__name__}: return the weights, or a tuple of the weights, the "
+            f"{argument} returned a {type(result).__name__}: return the weights, or a tuple of the weights, the "
             f"quantization map and the map of tied weights"
         )
+    for name, value in parts[0].items():
+        if not isinstance(value, Tensor):
+            raise WeightsError(f"{argument} returned a {type(value).__name__} for {name}, where a tensor is due")
     sd, quantization_map, tied_map = (*parts, *given[len(parts) :])
     return dict(sd), quantization_map, tied_map
 

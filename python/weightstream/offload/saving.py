@@ -18,7 +18,7 @@ from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailable
 from ..spans import is_wrapper
 from .metadata import encoded, read_json
 from .progress import progress_of
-from .tensors import name_of_dtype
+from ..filetypes import name_of_dtype
 from .unavailable import QuantizationType, qint8, refuse_quantizing
 
 __all__ = ["save_model"]
@@ -40,7 +40,8 @@ def save_model(
         model's own `config`, or config.json beside the file.
     filter_sd: names of weights or modules; only the weights of these modules are saved.
 
-    The file appears whole or not at all. An attached model is saved from its host bytes.
+    The file appears whole or not at all, under this very name: what was there is replaced, a symbolic link too, and what a
+    link led to is left as it is. An attached model is saved from its host bytes.
     """
     refuse_quantizing(do_quantize)
     path = os.fspath(file_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional, Union
 
 from torch import Tensor
@@ -147,7 +148,7 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
         source = Source(path, {}, files=opened)
         for number, file in enumerate(opened):
             progress.poll(number / len(opened))
-            for name, tensor in load_pickle(file).items():
+            for name, tensor in load_pickle(file, partial(_poll_part, progress, number, len(opened))).items():
                 if name in source.sd:
                     raise CheckpointError(f"{name} is in more than one of the files of {path}, also in {file}")
                 source.sd[name] = tensor
@@ -166,6 +167,11 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
     return Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
 
 
+def _poll_part(progress: Progress, number: int, files: int, done: float) -> None:
+    """Polls from within one of several files."""
+    progress.poll((number + done) / files)
+
+
 def _found(path: str) -> str:
     """The path, or the file that the model hub's local cache has for `owner/repository/file`."""
     if os.path.exists(path):
@@ -180,7 +186,7 @@ def _found(path: str) -> str:
             cached = None
         if isinstance(cached, str):
             return cached
-    raise CheckpointError(f"{path} does not exist, here or in the local cache of the model hub")
+    raise CheckpointError(f"{path or 'an empty path'} does not exist, here or in the local cache of the model hub")
 
 
 def _indexed(path: str) -> list[str]:

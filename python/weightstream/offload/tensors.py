@@ -7,51 +7,17 @@ the file. Each tensor is its own storage of exactly its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Optional
-
 import torch
 from torch import Tensor
 
 from .._native import Checkpoint
 from ..errors import CheckpointError
+from ..filetypes import NAMES, dtype_of_name
 
-__all__ = ["Entry", "map_tensors", "name_of_dtype"]
+__all__ = ["Entry", "map_tensors"]
 
 Entry = tuple[str, str, list[int], int, int, int]
 """Name, type as the file spells it, shape, number of its file, offset there and bytes."""
-
-_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F4": "float4_e2m1fn_x2",
-}
-"""How the file formats spell PyTorch's types."""
-_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, dtype) for name, dtype in _NAMES.items() if hasattr(torch, dtype)
-}
-_SPELLED = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-def name_of_dtype(dtype: torch.dtype) -> Optional[str]:
-    """How files spell a type, or None if they cannot hold it."""
-    return _SPELLED.get(dtype)
 
 
 def map_tensors(
@@ -67,9 +33,8 @@ def map_tensors(
     copies: list[tuple[str, int, int]] = []
     for number, (name, kind, shape, file, offset, nbytes) in enumerate(entries):
         poll(number / len(entries))
+        logical = shape
         dtype, shape = _layout(checkpoint, name, kind, shape, file, nbytes)
-        if kind not in _NAMES:
-            packed[name] = kind
         if nbytes == 0:
             tensors[name] = torch.empty(shape, dtype=dtype)
         elif offset % dtype.itemsize:
@@ -78,6 +43,10 @@ def map_tensors(
         else:
             memory = torch.utils.dlpack.from_dlpack(checkpoint.map(name))
             tensors[name] = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), 0, shape)
+        if kind not in NAMES:
+            packed[name] = kind
+            # Goes with the tensor, whatever it is renamed to.
+            tensors[name]._weightstream_blocks = (kind, tuple(logical), nbytes)
     if copies:
         total = sum(nbytes for _, _, nbytes in copies)
         checkpoint.read(copies, lambda done: poll(done / total))
@@ -88,8 +57,8 @@ def _layout(
     checkpoint: Checkpoint, name: str, kind: str, shape: list[int], file: int, nbytes: int
 ) -> tuple[torch.dtype, list[int]]:
     """How PyTorch shows a tensor of a file."""
-    dtype = _DTYPES.get(kind)
-    if kind in _NAMES or kind.startswith("F6_"):
+    dtype = dtype_of_name(kind)
+    if kind in NAMES or kind.startswith("F6_"):
         if dtype is None:
             where = checkpoint.files()[file]
             raise CheckpointError(f"{where}: {name} is {kind}, a type that PyTorch {torch.__version__} does not have")

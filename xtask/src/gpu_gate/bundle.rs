@@ -5,7 +5,7 @@
 //! manifest.json   what must run: tests by binary, the number of Python tests, commit, versions
 //! wheel/          weightstream
 //! wheels/         pytest and what it needs; packages of other libraries may be put beside them
-//! bin/            test programs, and one that a bench runs, stripped
+//! bin/            test programs, and those that benches run, stripped
 //! tests/          python/tests
 //! tools/          demo and bench
 //! ```
@@ -23,8 +23,9 @@ use crate::{process, workspace};
 
 /// The most a bundle may weigh: what is carried to a GPU machine in one go.
 const LIMIT: u64 = 64 << 20;
-/// The program that page-locks a slab; `tools/gpu/run.py` hands it to the bench `ready`.
-const LOCKER: &str = "lock_slab";
+/// The programs that benches run beside Python, by crate: one page-locks a slab, for `ready`, and one reads a checkpoint, for
+/// `load`. `tools/gpu/run.py` hands them over.
+const PROGRAMS: [(&str, &str); 2] = [("pinned-pool", "lock_slab"), ("checkpoint", "load")];
 /// What pytest needs, for machines that lack it. All are pure Python.
 const PYTEST: &[&str] = &["pytest", "iniconfig", "pluggy", "packaging", "pygments"];
 
@@ -88,7 +89,7 @@ pub fn write(folder: &Path, venv: &Venv, wheel: &Path, peers: &Peers<'_>) -> Res
     let root = workspace::root();
     copy_into(wheel, &folder.join("wheel"))?;
     let binaries = test_programs(&folder.join("bin"))?;
-    bench_program(&folder.join("bin"))?;
+    bench_programs(&folder.join("bin"))?;
     copy_tree(&root.join("python/tests"), &folder.join("tests"))?;
     for tool in ["demo", "bench"] {
         copy_tree(&root.join("tools").join(tool), &folder.join("tools").join(tool))?;
@@ -142,14 +143,18 @@ fn test_programs(folder: &Path) -> Result<Vec<Binary>> {
     Ok(binaries)
 }
 
-/// Builds the program that the bench `ready` runs beside Python.
-fn bench_program(folder: &Path) -> Result<()> {
-    let mut cargo = workspace::cargo();
-    cargo.args(["build", "--release", "--message-format=json-render-diagnostics"]).args(workspace::locked());
-    cargo.args(["--package", "pinned-pool", "--example", LOCKER]);
-    eprintln!("$ {}", process::display(&cargo));
-    let program = executable(&process::capture(&mut cargo)?, LOCKER)?;
-    fs::copy(&program, folder.join(LOCKER))?;
+/// Builds the programs that benches run beside Python.
+fn bench_programs(folder: &Path) -> Result<()> {
+    for (package, example) in PROGRAMS {
+        let mut cargo = workspace::cargo();
+        cargo
+            .args(["build", "--release", "--message-format=json-render-diagnostics"])
+            .args(workspace::locked());
+        cargo.args(["--package", package, "--example", example]);
+        eprintln!("$ {}", process::display(&cargo));
+        let program = executable(&process::capture(&mut cargo)?, example)?;
+        fs::copy(&program, folder.join(example))?;
+    }
     Ok(())
 }
 

@@ -5,14 +5,15 @@ use crate::workspace::{Metadata, Package};
 
 /// Every crate, and the crates of this workspace it may use. Lower crates come first.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("fuzz-replay", &[]),
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
-    ("checkpoint", &[]),
-    ("quant-router", &["checkpoint"]),
+    ("checkpoint", &["fuzz-replay"]),
+    ("quant-router", &["fuzz-replay", "checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "weightstream"]),
+    ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "weightstream"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.

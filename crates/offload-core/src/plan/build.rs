@@ -43,7 +43,7 @@ pub(super) fn build(layout: &Layout, units: &Units, request: &PlanRequest) -> Re
     let mut notes = Vec::new();
     if let Some(visit) = blocked {
         let unit = units.units[units.order[visit].0 as usize].name.clone();
-        notes.push(PlanNote::OneSlot { unit, two_slots: two_slots(&ground) });
+        notes.push(PlanNote::OneSlot { unit, two_slots: two_slots(&ground, pages) });
     }
     if sequence == Sequence::Address {
         notes.push(PlanNote::AddressOrder);
@@ -167,8 +167,9 @@ fn weights(ground: &Ground, units: &Units, pace: &Pace) -> Vec<Weights> {
     weights
 }
 
-/// The smallest budget in which each unit takes at most half of the ring.
-fn two_slots(ground: &Ground) -> Bytes {
+/// The smallest budget in which each unit takes at most half of the ring, if it is more than the `given` pages: with less,
+/// fewer bytes copied were worth more than overlap.
+fn two_slots(ground: &Ground, given: u32) -> Option<Bytes> {
     let line = ground.line_granules();
     // Fewest where the ring holds two largest units or less; a scan over ring sizes finds the minimum.
     let needed = |ring: u32| {
@@ -182,8 +183,8 @@ fn two_slots(ground: &Ground) -> Bytes {
     let largest =
         ground.units.iter().map(|unit| unit.bytes().div_ceil(ground.granule)).max().unwrap_or(0) as u32;
     let step = (2 * largest / 64).max(1) as usize;
-    let pages = (1..=2 * largest).rev().step_by(step).map(needed).min().unwrap_or(0);
-    Bytes(u64::from(pages + ground.base) * ground.granule)
+    let pages = (1..=2 * largest).rev().step_by(step).map(needed).min()?;
+    (pages > given).then(|| Bytes(u64::from(pages + ground.base) * ground.granule))
 }
 
 fn finish(

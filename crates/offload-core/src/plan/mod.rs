@@ -104,8 +104,9 @@ pub enum PlanNote {
     OneSlot {
         /// The name of a unit that has to wait for its predecessor.
         unit: String,
-        /// The smallest budget known to avoid it.
-        two_slots: Bytes,
+        /// The smallest budget known to avoid it; `None` if the one given would do, and copying less is faster than
+        /// overlapping.
+        two_slots: Option<Bytes>,
     },
     /// Granules in which units meet that do not follow one another in the order are kept resident.
     BoundariesResident {

@@ -50,3 +50,24 @@ pub(crate) fn bytes_mut<'a>(address: u64, size: u64) -> &'a mut [u8] {
     // SAFETY: see above; nobody else has the tensor, and each is passed once.
     unsafe { std::slice::from_raw_parts_mut(first, size as usize) }
 }
+
+/// A number whose every bit pattern is one.
+pub(crate) trait Number: Copy {}
+impl Number for f32 {}
+impl Number for half::bf16 {}
+impl Number for half::f16 {}
+
+/// The numbers of a tensor, to be filled during one call: as [`bytes_mut`], of which the address may not be aligned.
+pub(crate) fn numbers_mut<'a, T: Number>(address: u64, size: u64) -> Result<&'a mut [T], Failure> {
+    let width = size_of::<T>() as u64;
+    if !address.is_multiple_of(align_of::<T>() as u64) || !size.is_multiple_of(width) {
+        let text = format!("{size} bytes at {address:#x} are no array of numbers of {width} bytes");
+        return Err(Failure::new(Class::Internal, text));
+    }
+    if size == 0 {
+        return Ok(&mut []);
+    }
+    let first = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: as for `bytes_mut`, and aligned; any bits are a number of these types.
+    Ok(unsafe { std::slice::from_raw_parts_mut(first, (size / width) as usize) })
+}

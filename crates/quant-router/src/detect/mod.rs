@@ -94,6 +94,24 @@ impl Handlers {
         Ok(detection)
     }
 
+    /// Their names and priorities, in that order.
+    pub fn priorities(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.sorted.iter().map(|handler| (handler.name(), handler.priority()))
+    }
+
+    /// The weights that handlers recognise, each with the name and priority of the one that takes it. Nothing is described, so that
+    /// what cannot be understood is no error yet.
+    pub fn claims(&self, header: &Header<'_>) -> Result<BTreeMap<String, (String, u32)>> {
+        let evidence = Evidence::new(header)?;
+        let mut claims = BTreeMap::new();
+        for handler in &self.sorted {
+            for weight in handler.detect(&evidence) {
+                claims.entry(weight).or_insert_with(|| (handler.name().to_owned(), handler.priority()));
+            }
+        }
+        Ok(claims)
+    }
+
     /// Finds the quantized weights of an open model.
     pub fn detect_in(&self, model: &Checkpoint) -> Result<Detection> {
         let read = |tensor: &checkpoint::TensorInfo| header::read(model, tensor);

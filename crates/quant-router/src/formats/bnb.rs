@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::numbers::{Number, pairs};
 use crate::dequantize::{Decode, part_bytes};
@@ -12,7 +12,7 @@ use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
 /// Which 16 numbers the file holds. The file's own are taken, whatever they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum BnbKind {
     /// Quantiles of the normal distribution.
@@ -23,7 +23,7 @@ pub enum BnbKind {
 
 /// How the largest numbers of blocks are quantized themselves: indexes of a byte into [`PartRole::ScaleCodebook`], times
 /// [`PartRole::GlobalScale`] of their own block, plus an offset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Nested {
     /// Scales that share one of their own.
     pub block: u64,
@@ -34,7 +34,7 @@ pub struct Nested {
 /// Two indexes a byte, the first in the upper half, over the weight's elements in order.
 ///
 /// [`PartRole::Data`] are the indexes, [`PartRole::Codebook`] the 16 numbers, [`PartRole::Scale`] one for each block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Bnb4 {
     /// Which numbers.
     pub kind: BnbKind,

@@ -1,11 +1,11 @@
 //! Scales over a matrix: one for all of it, for each row, or for each block, in the orders that files keep them in.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::numbers::Number;
 
 /// The order in which a file keeps the scales of a matrix's blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Order {
     /// Row of blocks after row of blocks.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::numbers::{Number, part_numbers};
 use crate::dequantize::{Decode, part_bytes};
@@ -21,7 +21,7 @@ use crate::weight::{PartRole, QuantWeight};
 ///
 /// Shifts that are integers are subtracted from packed numbers, others from what comes of number and scale; each step is rounded to
 /// the scale's type, as quanto does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct QuantoBits {
     /// Bits of a number: 4 or 2.
     pub bits: u32,

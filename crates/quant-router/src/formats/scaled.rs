@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::grid::{Grid, Order, swizzled};
 use super::numbers::{E2M1, E4M3, E5M2, I8, Number, pairs};
@@ -13,7 +13,7 @@ use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
 /// How packed numbers are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Codes {
     /// FP8 with four bits of exponent.
@@ -39,7 +39,7 @@ impl Codes {
 }
 
 /// What shares a scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Scales {
     /// There is none: the packed numbers are the weight's.
@@ -60,7 +60,7 @@ pub enum Scales {
 }
 
 /// What is multiplied besides the scale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Global {
     /// Nothing.
@@ -76,7 +76,7 @@ pub enum Global {
 }
 
 /// The name of a scaled format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum Family {
     /// FP8 weights with or without scales.
@@ -113,7 +113,7 @@ impl fmt::Display for Family {
 }
 
 /// Packed numbers times scales.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Scaled {
     /// What it is called.
     pub family: Family,

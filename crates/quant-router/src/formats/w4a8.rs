@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::numbers::{Number, pairs, part_numbers};
 use crate::dequantize::{Decode, part_bytes};
@@ -13,7 +13,7 @@ use crate::weight::{PartRole, QuantWeight};
 /// Two numbers a byte, the first in the lower half. In INT8 each is its level × the group's scale ([`PartRole::GroupScale`]), rounded to
 /// the nearest of -127 … 127, ties to even; the weight's number is that × the row's scale ([`PartRole::Scale`]), plus the
 /// group's [`PartRole::Correction`] if there is one, which is kept by columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct W4A8 {
     /// Columns of a group.
     pub group: u64,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::numbers::{E2M1, Number, part_numbers};
 use super::{RANKS, TILE, order};
@@ -12,7 +12,7 @@ use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
 /// What the numbers are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[non_exhaustive]
 pub enum SvdqKind {
     /// Integers from -8 to 7, a scale of 16 bits for 64 columns.
@@ -23,7 +23,7 @@ pub enum SvdqKind {
 
 /// The weight's numbers are number × [`PartRole::Scale`] (× [`PartRole::GlobalScale`] × [`PartRole::RowScale`] where there are any) ÷
 /// [`PartRole::Smooth`] + [`PartRole::LowRankUp`] · [`PartRole::LowRankDown`], computed in f64 and rounded once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Svdq {
     /// The numbers.
     pub kind: SvdqKind,
