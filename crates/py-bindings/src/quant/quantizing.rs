@@ -1,7 +1,7 @@
 //! Quantizing on the fly: rows in the memory of one tensor, into the memory of others.
 
-use checkpoint::safetensors::dtype_from_name;
 use checkpoint::TensorType;
+use checkpoint::safetensors::dtype_from_name;
 use pyo3::prelude::*;
 use quant_router::formats::Number;
 use quant_router::{QuantBuffers, QuantKind};
