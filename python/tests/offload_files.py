@@ -27,6 +27,8 @@ SPELLED = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+if hasattr(torch, "float8_e8m0fnu"):  # from PyTorch 2.7 on
+    SPELLED[torch.float8_e8m0fnu] = "F8_E8M0"
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

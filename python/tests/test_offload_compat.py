@@ -8,7 +8,8 @@ import pytest
 import torch
 from offload_files import empty, encoded, same, small, weights, write
 
-from weightstream import NotAvailableError, offload
+from weightstream import offload
+from weightstream.quant import QuantLinear
 
 METADATA = {
     "config_base64": encoded({"_class_name": "Small", "z": 1}),
@@ -24,7 +25,7 @@ def test_a_model_loads_wherever_its_data_starts(tmp_path: Path, pad: int) -> Non
     assert all(same(model.state_dict()[name], tensor) for name, tensor in small().state_dict().items())
 
 
-def test_quantized_weights_come_raw_and_are_not_put_into_models_yet(tmp_path: Path) -> None:
+def test_quantized_weights_come_raw_and_stay_packed_in_models(tmp_path: Path) -> None:
     sd = {}
     for name, tensor in weights(small()).items():
         if name.startswith("blocks.") and name.endswith(".weight"):
@@ -41,5 +42,13 @@ def test_quantized_weights_come_raw_and_are_not_put_into_models_yet(tmp_path: Pa
     loaded, quantization_map, tied_map = offload.load_sd(path)
     assert quantization_map == kinds and tied_map == {"embed.weight": ["head.weight"]}
     assert all(same(loaded[name], tensor) for name, tensor in sd.items())
-    with pytest.raises(NotAvailableError, match=r"blocks\.0 is qint8, of 3 modules; load_sd gives the raw tensors"):
-        offload.load_model_data(empty(), path)
+    assert {name: weight.format for name, weight in loaded.quantized().items()} == {
+        f"blocks.{number}.weight": "quanto qint8 with a scale a row" for number in range(3)
+    }
+    model = empty()
+    offload.load_model_data(model, path, default_dtype=None)
+    for number in range(3):
+        layer = model.blocks[number]
+        assert isinstance(layer, QuantLinear) and same(layer.quant_data.detach(), sd[f"blocks.{number}.weight._data"])
+        numbers = sd[f"blocks.{number}.weight._data"].float() * sd[f"blocks.{number}.weight._scale"]
+        assert torch.equal(layer.weight + 0, numbers)

@@ -11,7 +11,7 @@ import torch
 from offload_files import empty, same, small, weights, write
 from torch import nn
 
-from weightstream import NotAvailableError, offload
+from weightstream import QuantizationError, offload
 from weightstream.offload.dtypes import Converter
 
 
@@ -101,8 +101,15 @@ def test_pieces_equal_the_whole(shape: tuple[int, ...]) -> None:
 
 def test_float8_weights_are_not_cast_as_if_they_were_numbers(tmp_path: Path) -> None:
     sd = {**weights(small()), "blocks.0.weight": torch.rand(4, 4).to(torch.float8_e4m3fn)}
-    with pytest.raises(NotAvailableError, match=r"blocks\.0\.weight is float8_e4m3fn"):
-        load(write(tmp_path / "x.safetensors", sd))
+    path = write(tmp_path / "x.safetensors", sd)
+    model = empty()
+    offload.load_model_data(model, path)
+    assert model.blocks[0].format == "FP8 without scales"
+    assert torch.equal(model.blocks[0].weight + 0, sd["blocks.0.weight"].bfloat16())
+    # Where anything says that FP8 is scaled, a missing scale is not taken for 1.
+    marked = {**sd, "scaled_fp8": torch.zeros(0, dtype=torch.float8_e4m3fn)}
+    with pytest.raises(QuantizationError, match=r"blocks\.0\.weight.* has no scale"):
+        load(write(tmp_path / "y.safetensors", marked))
 
 
 def test_values_that_become_infinite_are_counted_and_said_aloud(tmp_path: Path) -> None:

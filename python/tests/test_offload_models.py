@@ -12,7 +12,7 @@ from offload_files import Small, empty, encoded, same, small, weights, write
 from torch import nn
 
 import weightstream
-from weightstream import CheckpointError, NotAvailableError, StateError, WeightsError, offload
+from weightstream import CheckpointError, NotAvailableError, QuantizationError, StateError, WeightsError, offload
 
 
 @pytest.fixture
@@ -251,15 +251,15 @@ def test_modules_are_added_and_shared_with_a_second_model(tmp_path: Path) -> Non
         offload.load_model_data(empty(), [base, module], modules=module)
 
 
-def test_quantizing_and_quantized_files_say_what_is_not_there_yet(tmp_path: Path, saved: Path) -> None:
+def test_what_says_that_it_is_quantized_and_is_not_understood_is_refused(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(NotAvailableError, match="do_quantize=True"):
         offload.load_model_data(empty(), saved, do_quantize=True, quantizationType=offload.qint8)
     metadata = {"quantization_map_base64": encoded({"blocks.0": {"weights": "qint8", "activations": "none"}})}
     path = write(tmp_path / "q.safetensors", weights(small()), metadata)
-    with pytest.raises(NotAvailableError, match=r"blocks\.0 is qint8"):
+    with pytest.raises(QuantizationError, match=r"blocks\.0\.weight.* is qint8, and its tensors are F32"):
         offload.load_model_data(empty(), path)
     scaled = {**weights(small()), "blocks.0.scale_weight": torch.ones(1)}
-    with pytest.raises(NotAvailableError, match=r"blocks\.0\.scale_weight"):
+    with pytest.raises(QuantizationError, match=r"blocks\.0\.scale_weight"):
         offload.load_model_data(empty(), scaled)
     model = empty()
     offload.load_model_data(model, saved, quantize_exclude=["head"], quantizationType=offload.qint8)

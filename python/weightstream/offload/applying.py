@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import WeightsError
+from ..quant.module import QuantModule
+from ..quant_router.merging import Foreign
 from .dtypes import Converter, DtypeRules
 from .progress import Progress
+from .quantized import Entry
+from .replacing import replace_layers
 
 __all__ = ["apply", "expected_names"]
 
@@ -25,8 +29,11 @@ def expected_names(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
+        packed = isinstance(module, QuantModule)
+        if packed:
+            found[start + "weight"] = module.weight
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is not None and not (packed and name.startswith("quant_")):
                 found[start + name] = parameter
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
@@ -37,9 +44,10 @@ def expected_names(model: nn.Module) -> dict[str, Tensor]:
 def apply(
     model: nn.Module,
     source: str,
-    sd: dict[str, Tensor],
+    sd: dict[str, Entry],
     rules: DtypeRules,
     *,
+    foreign: Mapping[str, Foreign],
     ignore_unused: bool,
     ignore_missing: bool,
     progress: Progress,
@@ -51,11 +59,14 @@ def apply(
     before = _parameters(model)
     ties = _ties(model)
     with _undone_on_error(model):
+        done, unfit, after = replace_layers(model, sd, foreign, ties, rules)
         try:
             missing, unused = nn.Module.load_state_dict(model, sd, strict=False, assign=True)
         except RuntimeError as error:
             lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
             raise WeightsError(f"{source} does not fit {type(model).__name__}: {'; '.join(lines[:_SHOWN])}") from None
+        unused = sorted({*unused, *unfit})
+        missing = [name for name in missing if name not in done]
         if unused and not ignore_unused:
             raise WeightsError(
                 f"{source} has {len(unused)} weights that {type(model).__name__} does not use: {_listed(unused)}; "
@@ -68,6 +79,8 @@ def apply(
                 f"{source} lacks {len(missing)} weights of {type(model).__name__}: {_listed(missing)}; "
                 f"ignore_missing_keys=True keeps the model's own"
             )
+        for hook in after:
+            hook()
         _check_filled(model)
         notes = _convert(model, before, rules, progress)
         # Inside: who aborts on hearing this gets the model as it was, too.
@@ -78,7 +91,11 @@ def apply(
 @contextmanager
 def _undone_on_error(model: nn.Module) -> Iterator[None]:
     """Puts every registered tensor back if the block raises."""
-    kept = [(held, dict(held)) for module in model.modules() for held in (module._parameters, module._buffers)]
+    kept = [
+        (held, dict(held))
+        for module in model.modules()
+        for held in (module._parameters, module._buffers, module._modules)
+    ]
     grad = [(p, p.requires_grad) for _, entries in kept for p in entries.values() if isinstance(p, nn.Parameter)]
     try:
         yield

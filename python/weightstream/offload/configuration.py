@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 from ..errors import ConfigError, CheckpointError
+from ..quant_router.calling import call
+from ..quant_router.registry import extension_of, metadata_text, name_of
+from .gguf_config import gguf_config
 from .metadata import config_of, read_json
-from .sources import open_source
+from .sources import joined, open_source
 
 __all__ = ["find_config"]
 
@@ -22,22 +25,45 @@ def find_config(
     default: Union[str, os.PathLike[str], Mapping[str, Any], None],
 ) -> tuple[dict[str, Any], str]:
     """The configuration for a model in these files, and where it was found. ConfigError if nowhere."""
+    written: list[tuple[Any, str]] = []
     for path in paths:
+        reader = extension_of(path)
+        if reader is not None:
+            found = _of_reader(reader, path)
+            if found:
+                return found, f"the metadata of {path}"
+            continue
         opened = open_source(path)
         for metadata in [] if isinstance(opened, list) else opened.metadata():
             config = config_of(metadata, path)
             if config:
                 return config, f"the metadata of {path}"
+        if not isinstance(opened, list):
+            written += [(opened, path)]
     for given in (forced, default):
         if given is not None:
             return _given(given)
     beside = _beside(paths[-1]) if paths else None
     if beside is not None:
         return _read(beside), beside
+    for opened, path in written:
+        shapes = {name: list(shape) for name, _, shape, *_ in opened.entries()}
+        config = gguf_config(joined(opened.metadata()), shapes, path)
+        if config is not None:
+            return config, f"the metadata of {path}"
     raise ConfigError(
         f"no configuration for {', '.join(paths) or 'the given weights'}: it is not in the metadata, there is no config.json "
         f"beside, and neither forcedConfigPath nor defaultConfigPath was given"
     )
+
+
+def _of_reader(reader: Any, path: str) -> Optional[dict[str, Any]]:
+    """The configuration that an application's handler of files gives."""
+    if not callable(getattr(reader, "get_file_metadata", None)):
+        return None
+    metadata = call(name_of(reader), reader.get_file_metadata, [path], {}) or {}
+    config = metadata.get("config")
+    return dict(config) if isinstance(config, Mapping) else config_of(metadata_text(metadata), path)
 
 
 def _given(given: Union[str, os.PathLike[str], Mapping[str, Any]]) -> tuple[dict[str, Any], str]:

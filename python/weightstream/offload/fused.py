@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from torch import Tensor
-
 from ..errors import WeightsError
+from ..quant.finding import Packed
+from .quantized import Entry, split_packed
 
 __all__ = ["split_fused"]
 
 
 def split_fused(
-    sd: dict[str, Tensor], split_map: Optional[Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
+    sd: dict[str, Entry], split_map: Optional[Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Entry]:
     """Replaces each fused module's tensors by parts of them, as views along the first dimension.
 
     split_map: {"qkv": {"mapped_modules": ["q", "k", "v"], "split_sizes": [n, n, n]}}. The key is a module's name, or the
@@ -25,7 +25,7 @@ def split_fused(
     """
     if not split_map:
         return sd
-    result: dict[str, Tensor] = {}
+    result: dict[str, Entry] = {}
     for name, tensor in sd.items():
         module, _, leaf = name.rpartition(".")
         found = next((key for key in split_map if module == key or module.endswith("." + key)), None)
@@ -35,7 +35,7 @@ def split_fused(
         base = module[: len(module) - len(found)]
         parts, sizes = _parts(found, split_map[found])
         names = [f"{base}{part}.{leaf}" for part in parts]
-        if tensor.dim() == 0:
+        if len(tensor.shape) == 0:
             result.update(dict.fromkeys(names, tensor))
             continue
         sizes = sizes or _sizes_of(name, names, shapes)
@@ -44,7 +44,8 @@ def split_fused(
                 f"{name} has {tensor.shape[0]} rows and is to be split into {' + '.join(map(str, sizes))} = {sum(sizes)}, "
                 f"for {', '.join(parts)}"
             )
-        for part, rows in zip(names, tensor.split(sizes)):
+        pieces = split_packed(tensor, names, sizes) if isinstance(tensor, Packed) else zip(names, tensor.split(sizes))
+        for part, rows in dict(pieces).items():
             if part in sd:
                 raise WeightsError(f"{name} is to be split, and {part} is in the checkpoint already")
             result[part] = rows

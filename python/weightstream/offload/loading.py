@@ -11,15 +11,19 @@ from torch import Tensor, nn
 
 from ..checks import MARK
 from ..errors import LoadingCancelled, StateError, WeightsError
+from ..quant_router.merging import Foreign
 from .applying import apply, expected_names
 from .building import build
 from .configuration import find_config
 from .dtypes import DtypeRules
 from .fused import split_fused
+from .gguf_names import fitted, transformers_names
+from .packed_layers import described_layers
 from .progress import Progress, progress_of
+from .quantized import Entry, gather, leftover, recognise
 from .renaming import chosen, filtered, guessed_prefix, preprocess, without_prefix
 from .sources import Source, StateDict, as_list, merge, paths_of, read_source, read_sources
-from .unavailable import QuantizationType, qint8, refuse_quantized, refuse_quantizing
+from .unavailable import QuantizationType, qint8, refuse_quantizing
 
 __all__ = ["fast_load_transformers_model", "load_model_data", "load_sd"]
 
@@ -46,7 +50,7 @@ def load_sd(
     progress = progress_of(paths_of(as_list(file_path)))
     try:
         source = _read(as_list(file_path), progress, chosen(filters))
-        sd = StateDict(filtered(source.sd, filters, keep_prefixes), source.report())
+        sd = StateDict(filtered(source.sd, filters, keep_prefixes), source.report(), source.metadata)
         if filters is not None and not sd:
             sd.report["notes"].append(f"{source.name} has no weight whose name begins with {filters!r}")
         progress.phase("Weights Loaded", 3, 3)
@@ -221,6 +225,9 @@ def _load(
     if not main and not extra:
         raise WeightsError("no files were given to load weights from")
     progress.phase("Preparing Weights", 1, 3)
+    for source in [*main, *extra]:
+        progress.poll()
+        recognise(source, rules.default)
     for source in [*main, *(one for one, given in zip(extra, as_list(modules)) if not _is_shared(given))]:
         progress.poll()
         source.sd, source.quantization_map, source.tied_map = preprocess(
@@ -228,11 +235,11 @@ def _load(
         )
     storages = {tensor.untyped_storage().data_ptr() for source in extra for tensor in source.sd.values()} - {0}
     merged = merge([*main, *extra])
+    sd, foreign = _prepared(model, merged, prefix, postprocess_sd, fused_split_map)
     report = merged.report()
-    sd = _prepared(model, merged, prefix, postprocess_sd, fused_split_map)
-    from_extra = [name for name, tensor in sd.items() if tensor.untyped_storage().data_ptr() in storages]
+    from_extra = [name for name, entry in sd.items() if _storage_of(entry) in storages]
     for source in [*main, *extra, merged]:
-        source.sd = {}
+        source.sd, source.packed, source.foreign = {}, [], {}
     progress.phase("Applying Weights", 2, 3)
     if pre_load_callback is not None:
         pre_load_callback(model)
@@ -241,16 +248,32 @@ def _load(
         merged.name,
         sd,
         rules,
+        foreign=foreign,
         ignore_unused=ignore_unused,
         ignore_missing=ignore_missing,
         progress=progress,
     )
     if shared is not None:
-        present = expected_names(model)
-        found = {name: present[name] for name in from_extra if name in present}
-        plain = {name: tensor.detach() for name, tensor in found.items()}
-        shared.update(state_dict=plain, quantization_map={}, parameters=found)
+        _share(model, from_extra, shared)
     model._weightstream_load = {**report, "writable_tensors": writable, "pin": pin}
+
+
+def _share(model: nn.Module, names: list[str], shared: dict[str, Any]) -> None:
+    """Fills `shared` with what came from `modules`, for another model: parameters, and packed tensors with their types."""
+    layers = described_layers(model)
+    present = expected_names(model)
+    state: dict[str, Tensor] = {}
+    kinds: dict[str, Any] = {}
+    parameters: dict[str, Tensor] = {}
+    for name in names:
+        module = name.rpartition(".")[0]
+        if module in layers.layers and name == f"{module}.weight":
+            state.update({f"{module}.{part}": tensor for part, tensor in layers.layers[module].quant_parts().items()})
+            state.update({f"{module}.{hint}": tensor for hint, tensor in layers.layers[module].quant_hints.items()})
+            kinds.update({key: kind for key, kind in layers.quantization_map.items() if key == module})
+        elif name in present:
+            state[name], parameters[name] = present[name].detach(), present[name]
+    shared.update(state_dict=state, quantization_map=kinds, parameters=parameters)
 
 
 def _prepared(
@@ -259,25 +282,37 @@ def _prepared(
     prefix: Optional[str],
     postprocess_sd: Optional[Callable[..., Any]],
     fused_split_map: Optional[Mapping[str, Any]],
-) -> dict[str, Tensor]:
-    """The weights under the model's names."""
+) -> tuple[dict[str, Entry], dict[str, Foreign]]:
+    """The weights under the model's names, and the modules of an application's own formats."""
     sd = dict(source.sd)
     for kept, aliases in (source.tied_map or {}).items():
         if kept in sd:
             for alias in aliases:
                 sd.setdefault(alias, sd[kept])
     sd, quantization_map, _ = preprocess(postprocess_sd, sd, source.quantization_map, None, "postprocess_sd")
+    entries, foreign = gather(sd, source)
     if prefix:
-        sd = without_prefix(sd, prefix)
-        if not sd:
+        entries, foreign = without_prefix(entries, prefix), without_prefix(foreign, prefix)
+        quantization_map = without_prefix(quantization_map or {}, prefix)
+        if not entries and not foreign:
             raise WeightsError(f"{source.name} has no weights below {prefix!r}, the modelPrefix")
     expected = expected_names(model)
-    sd = split_fused(sd, fused_split_map, {name: tuple(tensor.shape) for name, tensor in expected.items()})
-    guess = guessed_prefix(sd, expected)
-    if guess is not None:
-        sd = without_prefix(sd, guess)
-    refuse_quantized(source.name, sd, quantization_map, expected)
-    return sd
+    entries = transformers_names(entries, source.metadata, expected)
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    for _ in range(2):  # before fused weights are split, and behind
+        guess = guessed_prefix({*entries, *(f"{name}.weight" for name in foreign)}, expected)
+        if guess is not None:
+            entries, foreign = without_prefix(entries, guess), without_prefix(foreign, guess)
+            quantization_map = without_prefix(quantization_map or {}, guess)
+        entries = leftover(entries, expected, quantization_map, source.metadata if source.unclear else None)
+        entries = split_fused(entries, fused_split_map, shapes)
+    fitted(entries, source.metadata, expected, source.notes)
+    return entries, foreign
+
+
+def _storage_of(entry: Entry) -> int:
+    tensor = entry if isinstance(entry, Tensor) else next(iter(entry.parts.values()))
+    return tensor.untyped_storage().data_ptr()
 
 
 def _is_shared(source: Any) -> bool:
@@ -286,7 +321,8 @@ def _is_shared(source: Any) -> bool:
 
 
 def _shared_source(source: Mapping[str, Any]) -> Source:
-    return Source("the shared modules", {**source["state_dict"], **source["parameters"]})
+    weights = {**source["state_dict"], **source["parameters"]}
+    return Source("the shared modules", weights, source["quantization_map"] or None)
 
 
 def _pin(everything: bool, towers: bool) -> Optional[str]:

@@ -17,6 +17,7 @@ from .. import _native
 from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailableError
 from ..spans import is_wrapper
 from .metadata import encoded, read_json
+from .packed_layers import described_layers
 from .progress import progress_of
 from ..filetypes import name_of_dtype
 from .unavailable import QuantizationType, qint8, refuse_quantizing
@@ -48,8 +49,12 @@ def save_model(
     progress = progress_of([path])
     try:
         progress.alone("Saving")
-        kept, ties = _weights(model, filter_sd)
-        metadata = {"format": "pt", **encoded(config=_config(model, path, config_file_path), tied_weights_map=ties)}
+        described = described_layers(model)
+        kept, ties = _weights({**model.state_dict(), **described.markers}, filter_sd)
+        config = _config(model, path, config_file_path)
+        maps = encoded(config=config, tied_weights_map=ties, quantization_map=described.quantization_map)
+        metadata = {"format": "pt", **described.metadata, **maps}
+        described.check(kept, ties, metadata)
         total = sum(tensor.nbytes for tensor in kept.values())
         rows = [_row(name, tensor) for name, tensor in kept.items()]
         # Of an attached model too: its host bytes may lie in the file it was loaded from.
@@ -71,13 +76,14 @@ def _row(name: str, tensor: Tensor) -> tuple[str, str, list[int], int, int]:
     return name, kind, shape, tensor.data_ptr(), tensor.nbytes
 
 
-def _weights(model: nn.Module, filter_sd: Optional[Iterable[str]]) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+def _weights(
+    state: Mapping[str, Any], filter_sd: Optional[Iterable[str]]
+) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """What to store, contiguous and in CPU memory, and the other names of what is stored once."""
     kept: dict[str, Tensor] = {}
     ties: dict[str, list[str]] = {}
     first: dict[Any, str] = {}
     chosen = None
-    state = model.state_dict()
     if filter_sd is not None:
         chosen = tuple({(name.rpartition(".")[0] if name in state else name.rstrip(".")) for name in filter_sd})
     for name, tensor in state.items():
@@ -96,6 +102,9 @@ def _weights(model: nn.Module, filter_sd: Optional[Iterable[str]]) -> tuple[dict
             continue
         first[key] = name
         kept[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        blocks = getattr(tensor, "_weightstream_blocks", None)
+        if blocks is not None:
+            kept[name]._weightstream_blocks = blocks
     return kept, ties
 
 

@@ -6,6 +6,7 @@ configuration that came with them. A name that two files have is refused; the la
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from typing import Any, Optional, Union
 
 from torch import Tensor
 
-from .._native import Checkpoint
+from .._native import Checkpoint, QuantWeight
 from ..errors import CheckpointError, WeightsError
+from ..quant_router.calling import call
+from ..quant_router.registry import extension_of, metadata_text, name_of
 from .metadata import quantization_map_of, read_json, sibling_map, tied_map_of
 from .pickles import is_pickle, load_pickle
 from .progress import Progress
@@ -24,6 +27,7 @@ from .tensors import map_tensors
 __all__ = ["Source", "StateDict", "as_list", "merge", "open_source", "paths_of", "read_source", "read_sources"]
 
 _PICKLE_INDEXES = (".bin.index.json", ".pt.index.json", ".pth.index.json")
+_LAYERS = "_quantization_metadata"
 _FOLDER_PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
 
 
@@ -31,10 +35,21 @@ class StateDict(dict[str, Tensor]):
     """Weights by name. `report` says where they came from and how many bytes were copied."""
 
     report: dict[str, Any]
+    metadata: dict[str, str]
+    """What the files say besides."""
 
-    def __init__(self, weights: Mapping[str, Tensor], report: dict[str, Any]) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], report: dict[str, Any], metadata: Optional[dict[str, str]] = None
+    ) -> None:
         super().__init__(weights)
         self.report = report
+        self.metadata = metadata or {}
+
+    def quantized(self) -> dict[str, QuantWeight]:
+        """What of the weights is quantized, and how, by the weights' names. QuantizationError for what is not understood."""
+        from ..quant_router import detect
+
+        return detect(self, self.metadata)
 
 
 @dataclass
@@ -50,6 +65,14 @@ class Source:
     copied_bytes: int = 0
     """Bytes that were copied because they are not aligned in their file."""
     files: list[str] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+    """What the files say besides, as texts."""
+    packed: list[Any] = field(default_factory=list)
+    """Quantized weights, once they were looked for."""
+    foreign: dict[str, Any] = field(default_factory=dict)
+    """Modules of an application's own formats."""
+    unclear: bool = False
+    """Whether something of it was not understood, which may not be wanted."""
 
     def report(self) -> dict[str, Any]:
         """What a user may want to know of how it was read."""
@@ -71,7 +94,7 @@ def paths_of(sources: Iterable[Any]) -> list[str]:
     return [os.fspath(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
 
-def read_source(source: Any, progress: Progress, wanted: Optional[Callable[[str], bool]] = None) -> Source:
+def read_source(source: Any, progress: Any, wanted: Optional[Callable[[str], bool]] = None) -> Source:
     """Reads a path, or takes a dictionary or a tuple of weights, quantization map and tied map.
 
     What of a file is not `wanted`, by its name, is left out and not read.
@@ -120,7 +143,32 @@ def merge(sources: list[Source]) -> Source:
         merged.notes += source.notes
         merged.files += source.files
         merged.copied_bytes += source.copied_bytes
+        merged.metadata = joined([merged.metadata, source.metadata])
+        merged.packed += source.packed
+        merged.foreign.update(source.foreign)
+        merged.unclear |= source.unclear
     return merged
+
+
+def joined(metadata: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The metadata of several files as one's. Descriptions of layers are put together."""
+    result: dict[str, str] = {}
+    for one in metadata:
+        for key, value in one.items():
+            if key == _LAYERS and key in result and result[key] != value:
+                result[key] = _both(result[key], value)
+            else:
+                result[key] = value
+    return result
+
+
+def _both(first: str, second: str) -> str:
+    try:
+        one, two = json.loads(first), json.loads(second)
+        layers = {**(one.get("layers") or {}), **(two.get("layers") or {})}
+        return json.dumps({**one, **two, "layers": layers})
+    except (AttributeError, TypeError, ValueError):
+        return second  # whoever reads it says what is wrong
 
 
 def _united(first: Optional[dict[str, Any]], second: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
@@ -143,6 +191,9 @@ def open_source(path: str) -> Union[Checkpoint, list[str]]:
 
 
 def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> Source:
+    reader = extension_of(path)
+    if reader is not None:
+        return _read_by(reader, path, wanted)
     opened = open_source(path)
     if isinstance(opened, list):
         source = Source(path, {}, files=opened)
@@ -164,7 +215,24 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
     for name, kind in packed.items():
         quantization_map = quantization_map or {}
         quantization_map.setdefault(name.removesuffix(".weight"), {"weights": kind, "activations": "none"})
-    return Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
+    source = Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
+    source.metadata = joined(opened.metadata())
+    return source
+
+
+def _read_by(reader: Any, path: str, wanted: Callable[[str], bool]) -> Source:
+    """Reads a file by way of an application's handler."""
+    name = name_of(reader)
+    if callable(getattr(reader, "normalize", None)):
+        path = os.fspath(call(name, reader.normalize, [path], {}))
+    settings = {"writable_tensors": True, "verboseLevel": -1, "default_dtype": None, "pin_to_memory": False}
+    given = call(name, reader.load_state_dict, [path], settings)
+    source = read_source(given, None, None)
+    source.name, source.files = path, [path]
+    source.sd = {key: tensor for key, tensor in source.sd.items() if wanted(key)}
+    if callable(getattr(reader, "get_file_metadata", None)):
+        source.metadata = metadata_text(call(name, reader.get_file_metadata, [path], {}))
+    return source
 
 
 def _poll_part(progress: Progress, number: int, files: int, done: float) -> None:

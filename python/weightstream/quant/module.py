@@ -254,7 +254,7 @@ class QuantModule(nn.Module):
         elif bias is not None and given.shape != bias.shape:
             error_msgs.append(f"{prefix}bias has the shape {list(given.shape)}, and the layer's {list(bias.shape)}")
         elif bias is not None and assign:
-            self.bias = nn.Parameter(given, requires_grad=bias.requires_grad)
+            self.bias = given if isinstance(given, nn.Parameter) else nn.Parameter(given, bias.requires_grad)
         elif bias is not None:
             with torch.no_grad():
                 bias.copy_(given)

@@ -12,6 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("quant-router", &["fuzz-replay", "checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
+    ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
     ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "weightstream"]),
     ("xtask", &[]),
