@@ -93,7 +93,9 @@ def test_scales_of_a_parameter_stream_with_it() -> None:
             assert same_bits(run(coded, x), expected)
         assert attachment.stats()["copies"] > 0
         report = attachment.report()
-        assert report["model_bytes"] >= sum(block.weight.nbytes + scale.nbytes for block, scale in zip(coded.blocks, scales))
+        assert report["model_bytes"] >= sum(
+            block.weight.nbytes + scale.nbytes for block, scale in zip(coded.blocks, scales)
+        )
         # Saved from the host, whatever is behind the addresses now; the layers put the scales there themselves.
         assert_same_state(coded, state)
         assert all(block.weight.quant_state.scale is scale for block, scale in zip(coded.blocks, scales))
