@@ -32,7 +32,7 @@ pub struct Args {
     /// Go on after a stage has failed, with those that do not need it.
     #[arg(long)]
     keep_going: bool,
-    /// Also fetch real model files (about 750 MB) and compare what is loaded from them with their own libraries.
+    /// Also fetch real model files (about 800 MB) and compare what is loaded from them with their own libraries.
     #[arg(long, conflicts_with = "torch")]
     real_files: bool,
     /// Run Python's tests with another PyTorch, such as 2.4.1, in an environment of its own; nothing else.
