@@ -13,7 +13,9 @@ from weightstream.offload.tensors import map_tensors
 from weightstream.quant import QuantLinear
 from weightstream.quant.finding import Found, Packed, find
 
-CORPUS = Path(__file__).parents[2] / "crates" / "quant-router" / "tests" / "corpus" / "formats"
+_BESIDE = Path(__file__).parent / "formats"
+"""Where a bundle for another machine has the corpus."""
+CORPUS = _BESIDE if _BESIDE.is_dir() else Path(__file__).parents[2] / "crates/quant-router/tests/corpus/formats"
 
 
 def corpus(name: str) -> tuple[Found, dict[str, Tensor], int]:

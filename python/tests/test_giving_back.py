@@ -31,7 +31,7 @@ from torch import nn
 import weightstream
 from weightstream import StateError
 
-FILES = ("attach.py", "attachment.py", "binding.py", "overrides.py", "runtime.py", "steps.py", "refusals.py")
+FILES = ("attaching.py", "attachment.py", "binding.py", "overrides.py", "runtime.py", "steps.py", "refusals.py")
 
 
 class Counting(MlpBlock):
@@ -183,8 +183,8 @@ def test_attach_interrupted_at_any_line_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "place",
     [
-        "attach.keep_package_uncompiled", "attach.ModelSteps", "attach.wrap_root", "attach.refuse_changes",
-        "attach.StorageWatch.survivors", "binding.Binding.shared_in_place", "attach._facts", "attach.Attachment",
+        "attaching.keep_package_uncompiled", "attaching.ModelSteps", "attaching.wrap_root", "attaching.refuse_changes",
+        "attaching.StorageWatch.survivors", "binding.Binding.shared_in_place", "attaching._facts", "attaching.Attachment",
         "binding.Binding._note_slots", "overrides.Overrides.set",
     ],
 )  # fmt: skip
@@ -228,7 +228,7 @@ def test_interrupts_while_a_failed_attach_is_undone(monkeypatch: pytest.MonkeyPa
         raise ValueError("injected")
 
     monkeypatch.setattr(binding, "unbind", interrupted)
-    monkeypatch.setattr(importlib.import_module("weightstream.attach"), "refuse_changes", fail)
+    monkeypatch.setattr(importlib.import_module("weightstream.attaching"), "refuse_changes", fail)
     with pytest.raises(ValueError, match="injected"):
         weightstream.attach(model, device=host(), budget=int(250e3))
     before.check()

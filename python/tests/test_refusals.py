@@ -258,7 +258,7 @@ def test_a_write_to_a_managed_parameter_in_forward() -> None:
 
 @pytest.mark.parametrize("place", ["source", "start", "bind", "wrap"])
 def test_a_failure_half_way_leaves_the_model_plain(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("weightstream.attach")
+    module = importlib.import_module("weightstream.attaching")
     model = mlp()
     x = inputs()
     expected = run(model, x)

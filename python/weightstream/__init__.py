@@ -6,16 +6,16 @@
         with torch.inference_mode():
             output = model(inputs)
 
-Importing this patches nothing, starts no thread and needs no GPU.
+Importing this patches nothing, starts no thread and needs no GPU. What needs PyTorch is imported when it is first used, so that
+`weightstream.startup` can measure that import too.
 """
 
 from __future__ import annotations
 
-from . import offload
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._native import __version__
-from .attach import attach
-from .attachment import Attachment
-from .devices import HostDevice
 from .errors import (
     BudgetError,
     CheckpointError,
@@ -28,10 +28,17 @@ from .errors import (
     NotAvailableError,
     QuantizationError,
     StateError,
+    TimingError,
     UnsafeCheckpointError,
     WeightsError,
     WeightstreamError,
 )
+
+if TYPE_CHECKING:
+    from . import loaders, offload, quant, startup
+    from .attaching import attach
+    from .attachment import Attachment
+    from .devices import HostDevice
 
 __all__ = [
     "Attachment",
@@ -47,10 +54,38 @@ __all__ = [
     "NotAvailableError",
     "QuantizationError",
     "StateError",
+    "TimingError",
     "UnsafeCheckpointError",
     "WeightsError",
     "WeightstreamError",
     "__version__",
     "attach",
+    "loaders",
     "offload",
+    "quant",
+    "startup",
 ]
+
+_LATER = {"attach": "attaching", "Attachment": "attachment", "HostDevice": "devices"}
+"""Names, and the modules that they are imported from when they are first used."""
+
+
+def __getattr__(name: str) -> Any:
+    place = f"{__name__}.{name}"
+    if name in _LATER:
+        found = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        try:
+            found = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name != place:
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -291,3 +291,62 @@ class Hold:
 
     def release(self, stream: int) -> None:
         """Lets them go, once what `stream` holds now has run. Idempotent."""
+
+def resident_fraction(path: str) -> tuple[int, float | None]:
+    """The size of a file, and the part of it that lies in the page cache; None where the system does not tell."""
+
+@final
+class StartupRecorder:
+    """Records phases of a start; whoever begins them keeps their numbers. In a forked child it records nothing."""
+
+    def __init__(self, path: str | None = None, counters: bool = True, rank: int | None = None, name: str = "") -> None:
+        """Starts recording. With `path` each event is written there as it happens; TimingError if that cannot be created."""
+    def begin(self, name: str, parent: int | None, thread: str, sync: int) -> int | None:
+        """Begins a phase, after `sync` nanoseconds of synchronization; None if it is beyond the limits."""
+    def end(
+        self,
+        phase: int,
+        error: str | None,
+        sync: int,
+        counters: dict[str, int | None] | None = None,
+        levels: dict[str, tuple[int | None, int | None]] | None = None,
+    ) -> None:
+        """Ends a phase, with the type of the error that ended it. TimingError if it is not open."""
+    def environment(self, facts: str) -> None:
+        """Adds facts, as a JSON object."""
+    def note(self, text: str) -> None:
+        """Adds a note about the recording itself."""
+    def now(self) -> int | None:
+        """Nanoseconds since the recording began; None if nothing is recorded."""
+    def report(self) -> StartupReport | None:
+        """The report so far."""
+    def finish(self, at: int) -> StartupReport | None:
+        """Ends the recording as of a time that `now` gave."""
+
+@final
+class StartupReport:
+    """A report of startup timings."""
+
+    @staticmethod
+    def read(path: str) -> StartupReport:
+        """Reads a report, or a recording's file however far it came; TimingError if it is neither."""
+    @staticmethod
+    def parse(text: str) -> StartupReport:
+        """The same of text."""
+    @staticmethod
+    def merge(paths: list[str]) -> StartupReport:
+        """Several processes' files as one report; TimingError if none can be read."""
+    def to_json(self) -> str:
+        """As JSON."""
+    def chrome_trace(self) -> str:
+        """As a Chrome trace."""
+    def folded_stacks(self) -> str:
+        """As folded stacks."""
+    def table(self) -> str:
+        """As a table."""
+
+def startup_stats(paths: list[str], confidence: float) -> tuple[str, str]:
+    """What is typical of runs, as JSON and as a table."""
+
+def startup_diff(before: list[str], after: list[str], confidence: float, threshold: float) -> tuple[str, str]:
+    """How two sets of runs differ, as JSON and as a table."""

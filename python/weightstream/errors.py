@@ -18,6 +18,7 @@ __all__ = [
     "NotAvailableError",
     "QuantizationError",
     "StateError",
+    "TimingError",
     "UnsafeCheckpointError",
     "WeightsError",
     "WeightstreamError",
@@ -87,6 +88,10 @@ class QuantizationError(WeightstreamError):
 
 class LoadingCancelled(WeightstreamError):
     """Loading was stopped by `LoadingCallback.abort_requested`. Nothing was changed, and nothing is kept."""
+
+
+class TimingError(WeightstreamError):
+    """Startup timings: a file that is no report or cannot be written, a phase misused, or a synchronization callback that failed."""
 
 
 class InternalError(WeightstreamError):

@@ -49,7 +49,7 @@ impl Requirements {
         match self {
             Self::Base => "up to 3 GB",
             Self::Wheel | Self::SmolLm2 | Self::MiniLm => "about 100 MB",
-            Self::RealFiles => "about 550 MB",
+            Self::RealFiles => "about 1.3 GB",
         }
     }
 

@@ -171,3 +171,15 @@ pub(crate) fn read_mapped(
     py.detach(|| guarded(|| Ok(span.read(name, 0, target)?)))?;
     Ok(true)
 }
+
+/// The size of a file, and the part of it that lies in the page cache; `None` where the system does not tell.
+#[pyfunction]
+pub(crate) fn resident_fraction(py: Python<'_>, path: PathBuf) -> PyResult<(u64, Option<f64>)> {
+    Ok(py.detach(move || {
+        guarded(|| {
+            let file = OpenFile::open(&path)?;
+            let size = file.size();
+            Ok((size, file.resident_fraction(0..size)))
+        })
+    })?)
+}

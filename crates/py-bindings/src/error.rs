@@ -6,6 +6,7 @@ use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use quant_router::QuantError;
+use startup_timing::TimingError;
 use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
 
 /// The class of an error, by its name in `weightstream.errors`.
@@ -18,6 +19,7 @@ pub(crate) enum Class {
     Checkpoint,
     Quantization,
     Cancelled,
+    Timing,
     Internal,
 }
 
@@ -31,6 +33,7 @@ impl Class {
             Self::Checkpoint => "CheckpointError",
             Self::Quantization => "QuantizationError",
             Self::Cancelled => "LoadingCancelled",
+            Self::Timing => "TimingError",
             Self::Internal => "InternalError",
         }
     }
@@ -73,6 +76,12 @@ impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         let cancelled = matches!(error, CheckpointError::Cancelled);
         Self::new(if cancelled { Class::Cancelled } else { Class::Checkpoint }, error.to_string())
+    }
+}
+
+impl From<TimingError> for Failure {
+    fn from(error: TimingError) -> Self {
+        Self::new(Class::Timing, error.to_string())
     }
 }
 

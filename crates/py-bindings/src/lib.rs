@@ -16,6 +16,7 @@ mod process;
 mod quant;
 mod saving;
 mod sources;
+mod startup;
 mod turns;
 mod watched;
 
@@ -39,5 +40,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
+    module.add_class::<startup::StartupRecorder>()?;
+    module.add_class::<startup::StartupReport>()?;
+    module.add_function(wrap_pyfunction!(startup::startup_stats, module)?)?;
+    module.add_function(wrap_pyfunction!(startup::startup_diff, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint::resident_fraction, module)?)?;
     module.add_function(wrap_pyfunction!(device::parse_bytes, module)?)
 }

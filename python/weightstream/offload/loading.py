@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..checks import MARK
 from ..errors import LoadingCancelled, StateError, WeightsError
 from ..quant_router.merging import Foreign
+from ..startup.phases import phase
 from .applying import apply, expected_names
 from .building import build
 from .configuration import find_config
@@ -31,6 +32,7 @@ Path = Union[str, "os.PathLike[str]"]
 Map = Optional[dict[str, Any]]
 
 
+@phase("offload.load_sd")
 def load_sd(
     file_path: Any,
     filters: Union[str, Iterable[str], None] = None,
@@ -61,6 +63,7 @@ def load_sd(
         progress.close()
 
 
+@phase("offload.load_model_data")
 def load_model_data(
     model: nn.Module,
     file_path: Any,
@@ -130,6 +133,7 @@ def load_model_data(
         progress.close()
 
 
+@phase("offload.fast_load")
 def fast_load_transformers_model(
     model_path: Any,
     do_quantize: bool = False,

@@ -19,11 +19,21 @@ from contextvars import ContextVar
 from typing import Any, Optional
 
 from ..errors import LoadingCancelled
+from ..startup.phases import phase
 
 __all__ = ["LoadingCallback", "Progress", "loading_context", "progress_in_context", "progress_of"]
 
 _POLL_SECONDS = 0.02
 """How often at most `abort_requested` is asked in long work: well below the 200 ms in which a load must stop."""
+_STAGES = {
+    "Reading Configuration": "offload.configuration",
+    "Building": "offload.build",
+    "Reading Weights": "offload.read",
+    "Preparing Weights": "offload.prepare",
+    "Applying Weights": "offload.apply",
+    "Weights Loaded": None,
+}
+"""What the phases of a load are called in startup timings."""
 _BAR = 24
 """Characters of the terminal's bar."""
 
@@ -109,9 +119,14 @@ class Progress:
         self._model_id = model_id
         self._bar = bar
         self._asked = 0.0
+        self._stage: Optional[phase] = None
+        self._handled = sys.exc_info()[1]
+        """What was being handled when the load began: it is not what ends a phase."""
 
     def phase(self, name: str, completed: int, total: int) -> None:
         """A phase begins."""
+        if name in _STAGES:
+            self._record(_STAGES[name])
         if self._callback is not None:
             self._callback.report(name, completed, total, self._model_id)
         if self._bar is not None:
@@ -134,8 +149,20 @@ class Progress:
         if self._bar is not None:
             self._bar.within(within)
 
+    def _record(self, name: Optional[str]) -> None:
+        """Ends the phase of startup timings that is open, as the load goes, and begins the next."""
+        stage, self._stage = self._stage, None
+        if stage is not None:
+            error = sys.exc_info()[1]
+            failed = error if error is not self._handled else None
+            stage.__exit__(None if failed is None else type(failed), failed, None)
+        if name is not None:
+            self._stage = phase(name)
+            self._stage.__enter__()
+
     def close(self) -> None:
         """The load is over, one way or the other."""
+        self._record(None)
         if self._bar is not None:
             self._bar.close()
 

@@ -19,6 +19,7 @@ from .._native import Checkpoint, QuantWeight
 from ..errors import CheckpointError, WeightsError
 from ..quant_router.calling import call
 from ..quant_router.registry import extension_of, metadata_text, name_of
+from ..startup.collecting import describe_checkpoint
 from .metadata import quantization_map_of, read_json, sibling_map, tied_map_of
 from .pickles import is_pickle, load_pickle
 from .progress import Progress
@@ -195,6 +196,7 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
     if reader is not None:
         return _read_by(reader, path, wanted)
     opened = open_source(path)
+    describe_checkpoint(opened if isinstance(opened, list) else opened.files())
     if isinstance(opened, list):
         source = Source(path, {}, files=opened)
         for number, file in enumerate(opened):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..errors import NotAvailableError
+from ..errors import DeviceError, NotAvailableError
 from .description import Description
 from .expressions import expression
 from .notes import note_once
@@ -25,9 +25,17 @@ _WRITTEN = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 @lru_cache(maxsize=None)
 def _kernels(index: int) -> Any:
-    """The kernels of one GPU, or None if this build has none."""
+    """The kernels of one GPU, or None where it cannot be opened or this build has none."""
     kernels = getattr(_native, "DeviceKernels", None)
-    return None if kernels is None else kernels(index)
+    if kernels is None:
+        return None
+    try:
+        return kernels(index)
+    except DeviceError as error:
+        note_once(
+            f"no kernels for the GPU {index}: {error}; PyTorch's operators and the CPU dequantize weights, more slowly"
+        )
+        return None
 
 
 def on_device(known: Description, parts: Sequence[Tensor], rows: tuple[int, int], dtype: torch.dtype) -> Tensor:

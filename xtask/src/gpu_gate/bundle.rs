@@ -6,7 +6,7 @@
 //! wheel/          weightstream
 //! wheels/         pytest and what it needs; packages of other libraries may be put beside them
 //! bin/            test programs, and those that benches run, stripped
-//! tests/          python/tests
+//! tests/          python/tests, and formats/ of the quantized weights' corpus
 //! tools/          demo and bench
 //! ```
 
@@ -91,6 +91,8 @@ pub fn write(folder: &Path, venv: &Venv, wheel: &Path, peers: &Peers<'_>) -> Res
     let binaries = test_programs(&folder.join("bin"))?;
     bench_programs(&folder.join("bin"))?;
     copy_tree(&root.join("python/tests"), &folder.join("tests"))?;
+    // Quantized weights with their numbers, which Python's tests read where the crates are not.
+    copy_tree(&root.join("crates/quant-router/tests/corpus/formats"), &folder.join("tests/formats"))?;
     for tool in ["demo", "bench"] {
         copy_tree(&root.join("tools").join(tool), &folder.join("tools").join(tool))?;
     }

@@ -8,13 +8,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fuzz-replay", &[]),
     ("gpu-driver", &[]),
     ("vmm-alloc", &["gpu-driver"]),
+    ("startup-timing", &["fuzz-replay"]),
     ("checkpoint", &["fuzz-replay"]),
     ("quant-router", &["fuzz-replay", "checkpoint"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "checkpoint", "quant-router", "weightstream"]),
+    ("py-bindings", &["gpu-driver", "startup-timing", "checkpoint", "quant-router", "weightstream"]),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.

@@ -21,6 +21,7 @@ from .overrides import Overrides
 from .ownership import Ownership, collect
 from .refusals import refuse_changes
 from .runtime import Runtime
+from .startup.phases import phase
 from .steps import ModelSteps, streaming_blocks
 from .subclasses import DeviceForms
 from .towers import TowersArgument, find_towers
@@ -65,28 +66,53 @@ def attach(
     phase "Pinning" and can be cancelled.
 
     Weights that `offload` loaded, and nobody changed since, are read from their file: page-locked in the page cache where
-    the driver and the limits allow it, without a copy.
+    the driver and the limits allow it, without a copy. `startup.collect_startup_timings` records phases `attach.*`.
     """
+    whole = phase("attach")
+    try:
+        whole.__enter__()
+        return _attach(whole, model, device, budget, look_ahead, towers, pinned_memory)
+    except BaseException as error:
+        whole.__exit__(type(error), error, error.__traceback__)
+        raise
+
+
+def _attach(
+    whole: phase,
+    model: nn.Module,
+    device: DeviceArgument,
+    budget: Union[int, str, None],
+    look_ahead: Union[int, None],
+    towers: TowersArgument,
+    pinned_memory: Union[bool, int, str],
+) -> Attachment:
+    """Attaches, and ends the phase `whole` where that can be undone still."""
     check_model(model)
     if look_ahead is not None:
         look_ahead = _count(look_ahead)
     lock = _lock(pinned_memory)
-    target = open_target(device)
-    forms = DeviceForms(target.device)
-    for name, parameter in model.named_parameters():
-        check_held(name, parameter, target.device)
-    ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
-    binding = Binding(ownership, forms, target.device)
-    plan = _plan(target, ownership, binding, budget, look_ahead, lock)
-    watch = StorageWatch(ownership)
-    shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
+    with phase("attach.device"):
+        target = open_target(device)
+    with phase("attach.plan"):
+        forms = DeviceForms(target.device)
+        for name, parameter in model.named_parameters():
+            check_held(name, parameter, target.device)
+        ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
+        binding = Binding(ownership, forms, target.device)
+        plan = _plan(target, ownership, binding, budget, look_ahead, lock)
+        watch = StorageWatch(ownership)
+        shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
     locking = watch_locking(model, ownership.nbytes)
-    in_place = binding.hand_over(plan, locking)
-    runtime = Runtime(plan.start(locking), target)
+    with phase("attach.page_lock") as locked:
+        locked.count("weights.bytes", ownership.nbytes)
+        in_place = binding.hand_over(plan, locking)
+    with phase("attach.upload"):
+        runtime = Runtime(plan.start(locking), target)
     turns, overrides = Overrides(), Overrides()
     try:
-        binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
-        forms.forget()
+        with phase("attach.bind"):
+            binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
+            forms.forget()
         keep_package_uncompiled()
         root = model.forward
         steps = ModelSteps(model, ownership, binding, runtime, turns)
@@ -100,6 +126,8 @@ def attach(
             locking.finish()
         for module in model.modules():
             overrides.set(module, MARK, attachment)
+        # Here and not behind the return: what interrupts it undoes everything.
+        whole.__exit__(None, None, None)
         return attachment
     except BaseException:
         runtime.closing = True
