@@ -147,6 +147,32 @@ class Quantizer:
         """Quantizes some rows, which are at `source`, with all threads and without the interpreter, into their place in the
         memory of the whole weight's parts. All are addresses and bytes in CPU memory."""
 
+class DeviceKernels:
+    """Kernels of one CUDA device, which write a weight's numbers there; loaded as they are needed."""
+
+    def __init__(self, ordinal: int) -> None:
+        """Those of CUDA device `ordinal`; DeviceError if there is no such device."""
+    @staticmethod
+    def supports(weight: QuantWeight) -> bool:
+        """Whether there is a kernel for this weight."""
+    def prepare(self, weight: QuantWeight, dtype: str) -> None:
+        """Loads what a weight needs, so that the first `dequantize` does not; some tenths of a second the first time."""
+    def dequantize(
+        self,
+        weight: QuantWeight,
+        parts: dict[str, tuple[int, int]],
+        rows: tuple[int, int],
+        out: int,
+        dtype: str,
+        stream: int,
+    ) -> None:
+        """Submits to `stream` what writes rows as "F32", "BF16" or "F16" to the address `out`, which has room for them. `parts` are
+        addresses and bytes of contiguous tensors on the device, by their names.
+
+        NotAvailableError, with nothing submitted, where another way has to be taken: no kernel for the weight, a part that
+        lies at an odd address, a driver that cannot load the kernels. QuantizationError for parts of other sizes.
+        """
+
 @final
 class Device:
     """A device's driver, opened."""

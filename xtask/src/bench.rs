@@ -1,6 +1,7 @@
 //! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; so does `ready`,
 //! which measures how soon a checkpoint streams, and how fast what is not page-locked does; `load` compares
-//! reading a checkpoint with safetensors' own reader and with the bare device (the code of both is in `tools/bench`);
+//! reading a checkpoint with safetensors' own reader and with the bare device; `dequant` measures the
+//! kernels of quantized weights on a GPU (the code of all is in `tools/bench`);
 //! `plan` runs the criterion benches, which measure planning and the schedule on this CPU.
 //! Nothing but `--save` writes into the repository.
 
@@ -20,10 +21,10 @@ pub struct Args {
     /// The measurement.
     #[arg(value_enum)]
     name: Name,
-    /// Print one JSON object as the last line (`stream`, `load`, `ready`).
+    /// Print one JSON object as the last line (`stream`, `load`, `ready`, `dequant`).
     #[arg(long)]
     json: bool,
-    /// Write the raw result and a table to docs/performance (`stream`, `load`, `ready`).
+    /// Write the raw result and a table to docs/performance (`stream`, `load`, `ready`, `dequant`).
     #[arg(long)]
     save: bool,
     /// Take the result from this file instead of measuring: one that `run.py bench NAME --out FILE` of a GPU bundle
@@ -33,7 +34,7 @@ pub struct Args {
     /// GiB of the file that is read (`load`).
     #[arg(long)]
     size: Option<f64>,
-    /// Arguments passed on to tools/bench/stream.py, load.py or ready.py, after `--`.
+    /// Arguments passed on to tools/bench/stream.py, load.py, ready.py or dequant.py, after `--`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -46,6 +47,8 @@ enum Name {
     Load,
     /// From a checkpoint in the page cache to a streaming model, and streaming what is not page-locked, on a GPU.
     Ready,
+    /// Quantized weights to numbers on a GPU, every format.
+    Dequant,
     /// Planning and the schedule, on this CPU.
     Plan,
 }
@@ -57,6 +60,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Name::Stream => stream(args),
         Name::Load => load(args),
         Name::Ready => ready(args),
+        Name::Dequant => dequant(args),
     }
 }
 
@@ -167,6 +171,21 @@ fn ready(args: &Args) -> Result<ExitCode> {
         let raw = keep(&result, "ready.json")?;
         let page = raw.with_file_name("ready.md");
         process::run(script(&venv, "ready.py").arg("--page").arg(&raw).arg("--out").arg(page))?;
+    }
+    show(args, &result)
+}
+
+/// Runs tools/bench/dequant.py.
+fn dequant(args: &Args) -> Result<ExitCode> {
+    let venv = Venv::ensure(&[Requirements::Base])?;
+    let result = match on_gpu(args, &venv, "dequant", |_| Ok(()))? {
+        Ok(result) => result,
+        Err(code) => return Ok(code),
+    };
+    if args.save {
+        let raw = keep(&result, "dequant.json")?;
+        let page = raw.with_file_name("dequant.md");
+        process::run(script(&venv, "dequant.py").arg("--page").arg(&raw).arg("--out").arg(page))?;
     }
     show(args, &result)
 }

@@ -1,6 +1,7 @@
 //! Entry point of the project's commands: `cargo xtask <command>`. It only dispatches; each command is one module.
 
 mod bench;
+mod codegen;
 mod demo;
 mod fuzz;
 mod gpu_gate;
@@ -33,6 +34,8 @@ enum Command {
     GpuGate(gpu_gate::Args),
     /// Measure: `stream` on a GPU, `plan` on this CPU.
     Bench(bench::Args),
+    /// Write what is generated (codebooks, and kernels as PTX), or check that it is in sync.
+    Codegen(codegen::Args),
     /// Look for inputs on which a parser of untrusted files fails (needs nightly and cargo-fuzz).
     Fuzz(fuzz::Args),
     /// Check the rules of the repository that no compiler checks.
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Test(args) => Ok(test::run(&args)),
         Command::GpuGate(args) => gpu_gate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Codegen(args) => codegen::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::Wheel(args) => wheel::run(&args),

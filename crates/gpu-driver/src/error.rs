@@ -80,6 +80,22 @@ pub enum DriverError {
         /// The system's text.
         message: String,
     },
+    /// The device runs no kernels: it is the emulator.
+    #[error("{device} runs no kernels; compute on the host")]
+    NoKernels {
+        /// The device's name.
+        device: String,
+    },
+    /// The driver did not take a module: its PTX is newer than the driver, or made for another device.
+    #[error("the driver refused a module of kernels with {name} ({code}): {log}")]
+    ModuleRefused {
+        /// The driver's code.
+        code: u32,
+        /// The code's name, or "unknown".
+        name: String,
+        /// What its compiler says.
+        log: String,
+    },
     /// A failure made on purpose by [`Faulty`](crate::Faulty).
     #[error("{verb} call {index} was made to fail")]
     Injected {

@@ -3,13 +3,15 @@
 //! A failed call does not reach the driver behind. The one exception is a batch of copies, whose first half is
 //! submitted before the failure, as the contract of [`Driver::copy_to_device`] allows.
 
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::Driver;
 use crate::error::{DriverError, Result};
+use crate::module::{KernelArgument, LaunchGrid};
 use crate::types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle,
-    Registration, StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, KernelHandle, MemoryInfo,
+    ModuleHandle, PageHandle, Registration, StreamHandle,
 };
 use crate::verb::{Verb, VerbCounts};
 
@@ -302,5 +304,35 @@ impl<D: Driver + ?Sized> Driver for Faulty<D> {
         self.enter(Verb::Fill)?;
         // SAFETY: the caller keeps this verb's contract.
         unsafe { self.inner.fill(address, size, value, stream) }
+    }
+
+    unsafe fn load_module(&self, image: &CStr) -> Result<ModuleHandle> {
+        self.enter(Verb::LoadModule)?;
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.inner.load_module(image) }
+    }
+
+    unsafe fn unload_module(&self, module: ModuleHandle) -> Result<()> {
+        self.enter(Verb::UnloadModule)?;
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.inner.unload_module(module) }
+    }
+
+    unsafe fn find_kernel(&self, module: ModuleHandle, name: &CStr) -> Result<KernelHandle> {
+        self.enter(Verb::FindKernel)?;
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.inner.find_kernel(module, name) }
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: KernelHandle,
+        grid: LaunchGrid,
+        arguments: &[KernelArgument<'_>],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.enter(Verb::Launch)?;
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.inner.launch(kernel, grid, arguments, stream) }
     }
 }

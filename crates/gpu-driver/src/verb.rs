@@ -77,6 +77,14 @@ verbs! {
     CopyToHost => "copy_to_host",
     /// Set device memory to one value.
     Fill => "fill",
+    /// Load a module of kernels.
+    LoadModule => "load_module",
+    /// Unload it.
+    UnloadModule => "unload_module",
+    /// Find a kernel of it.
+    FindKernel => "find_kernel",
+    /// Submit a kernel.
+    Launch => "launch",
 }
 
 impl fmt::Display for Verb {

@@ -3,7 +3,6 @@
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, reason = "tests drive the unsafe verbs")]
 
 mod conformance;
-mod kernels;
 
 use std::os::fd::AsFd;
 
@@ -234,10 +233,4 @@ fn what_the_driver_does_at_the_edges() {
         driver.release_pages(pages).unwrap();
         driver.free_address(range, size).unwrap();
     }
-}
-
-#[test]
-fn kernels_run() {
-    let Some(driver) = gpu("kernels_run") else { return };
-    kernels::kernels_run_in_stream_order(&driver);
 }

@@ -4,14 +4,14 @@
 
 mod conformance;
 mod fake_libcuda;
-mod kernels;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use conformance::{HostBuffer, Mapped};
 use fake_libcuda::Fake;
 use gpu_driver::{
-    Bytes, CudaDriver, DeviceKind, DeviceOrdinal, Driver, DriverError, Registration, StreamHandle,
+    Bytes, CudaDriver, DeviceKind, DeviceOrdinal, Driver, DriverError, Module, Registration, StreamHandle,
 };
 
 #[test]
@@ -244,13 +244,32 @@ fn read_only_registration_needs_the_device_to_have_it() {
 }
 
 #[test]
-fn kernels_run_and_are_unloaded() {
+fn a_module_is_unloaded_with_the_last_of_its_kernels() {
     let fake = Fake::new();
-    let driver = fake.open().unwrap();
-    kernels::kernels_run_in_stream_order(&driver);
-    drop(driver);
-    assert_eq!(fake.alive(), 0);
+    let driver: Arc<dyn Driver> = Arc::new(fake.open().unwrap());
+    let image = c".version 7.0";
+    // SAFETY: the fake takes any text that begins as PTX.
+    let module = unsafe { Module::load(driver.clone(), image) }.unwrap();
+    let kernel = module.kernel(c"copy_one").unwrap();
+    assert!(module.kernel(c"copy_two").is_err());
+    drop((module, driver));
+    assert_eq!(fake.count("cuModuleUnload"), 0, "the kernel keeps it");
+    drop(kernel);
+    assert_eq!((fake.count("cuModuleUnload"), fake.alive()), (1, 0));
     assert_eq!(fake.outside_context(), 0, "a call was made outside the context");
+}
+
+#[test]
+fn a_refused_module_says_what_the_compiler_says() {
+    let fake = Fake::new();
+    let driver: Arc<dyn Driver> = Arc::new(fake.open().unwrap());
+    // SAFETY: terminated text.
+    let refused = unsafe { Module::load(driver, c".version 9.2") }.unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "the driver refused a module of kernels with CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222): Unsupported .version; \
+         current version is '8.7'"
+    );
 }
 
 #[test]

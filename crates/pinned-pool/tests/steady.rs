@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_driver::{
     Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, EventHandle, HostToDevice,
-    MemoryInfo, PageHandle, Registration, Result, StreamHandle,
+    KernelArgument, KernelHandle, LaunchGrid, MemoryInfo, ModuleHandle, PageHandle, Registration, Result,
+    StreamHandle,
 };
 use pinned_pool::{Event, HostBytes, HostRun, PreparedCopy, TransferStream};
 use vmm_alloc::{AddressSpace, PagePool};
@@ -125,6 +127,24 @@ impl Driver for Nothing {
         Ok(())
     }
     unsafe fn fill(&self, _: DeviceAddress, _: Bytes, _: u8, _: StreamHandle) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn load_module(&self, _: &CStr) -> Result<ModuleHandle> {
+        Ok(ModuleHandle(self.handle()))
+    }
+    unsafe fn unload_module(&self, _: ModuleHandle) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn find_kernel(&self, _: ModuleHandle, _: &CStr) -> Result<KernelHandle> {
+        Ok(KernelHandle(self.handle()))
+    }
+    unsafe fn launch(
+        &self,
+        _: KernelHandle,
+        _: LaunchGrid,
+        _: &[KernelArgument<'_>],
+        _: StreamHandle,
+    ) -> Result<()> {
         Ok(())
     }
 }

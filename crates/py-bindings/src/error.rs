@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use checkpoint::CheckpointError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use quant_kernels::KernelError;
 use quant_router::QuantError;
 use startup_timing::TimingError;
 use weightstream::{DriverError, EngineError, Error, HostError, PlanError};
@@ -18,6 +19,7 @@ pub(crate) enum Class {
     State,
     Checkpoint,
     Quantization,
+    NotAvailable,
     Cancelled,
     Timing,
     Internal,
@@ -32,6 +34,7 @@ impl Class {
             Self::State => "StateError",
             Self::Checkpoint => "CheckpointError",
             Self::Quantization => "QuantizationError",
+            Self::NotAvailable => "NotAvailableError",
             Self::Cancelled => "LoadingCancelled",
             Self::Timing => "TimingError",
             Self::Internal => "InternalError",
@@ -88,6 +91,22 @@ impl From<TimingError> for Failure {
 impl From<QuantError> for Failure {
     fn from(error: QuantError) -> Self {
         Self::new(Class::Quantization, error.to_string())
+    }
+}
+
+/// What the caller can compute in another way is not available; everything else is what it is.
+impl From<KernelError> for Failure {
+    fn from(error: KernelError) -> Self {
+        let class = match error {
+            KernelError::Quant(error) => return error.into(),
+            KernelError::Unsupported { .. }
+            | KernelError::Misaligned { .. }
+            | KernelError::Driver(DriverError::NoKernels { .. } | DriverError::ModuleRefused { .. }) => {
+                Class::NotAvailable
+            }
+            _ => Class::Device,
+        };
+        Self::new(class, error.to_string())
     }
 }
 
@@ -171,6 +190,11 @@ mod tests {
         let folder = CheckpointError::NotAFile { path: "p".into() };
         assert_eq!(Failure::from(folder).class, Class::Checkpoint);
         assert_eq!(class(HostError::Cancelled.into()), Class::Cancelled);
+        let refused = DriverError::ModuleRefused { code: 222, name: "n".into(), log: "l".into() };
+        assert_eq!(Failure::from(KernelError::from(refused)).class, Class::NotAvailable);
+        let launch =
+            DriverError::Call { call: "cuLaunchKernel", code: 700, name: "n".into(), detail: String::new() };
+        assert_eq!(Failure::from(KernelError::from(launch)).class, Class::Device);
         assert_eq!(class(Error::NoSuchTensor { tensor: 1, count: 1 }), Class::Internal);
     }
 

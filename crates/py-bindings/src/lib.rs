@@ -10,6 +10,7 @@ mod checkpoint;
 mod device;
 mod dlpack;
 mod error;
+mod kernels;
 mod offloader;
 mod plan;
 mod process;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
     module.add_class::<quant::Quantizer>()?;
+    module.add_class::<kernels::DeviceKernels>()?;
     module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
     module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
     module.add_function(wrap_pyfunction!(quant::detect, module)?)?;

@@ -11,11 +11,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("startup-timing", &["fuzz-replay"]),
     ("checkpoint", &["fuzz-replay"]),
     ("quant-router", &["fuzz-replay", "checkpoint"]),
+    ("quant-kernels", &["gpu-driver", "checkpoint", "quant-router"]),
     ("pinned-pool", &["gpu-driver", "vmm-alloc"]),
     ("offload-core", &["gpu-driver", "vmm-alloc", "pinned-pool"]),
     ("profile-store", &["fuzz-replay"]),
     ("weightstream", &["gpu-driver", "vmm-alloc", "checkpoint", "pinned-pool", "offload-core"]),
-    ("py-bindings", &["gpu-driver", "startup-timing", "checkpoint", "quant-router", "weightstream"]),
+    (
+        "py-bindings",
+        &["gpu-driver", "startup-timing", "checkpoint", "quant-router", "quant-kernels", "weightstream"],
+    ),
     ("xtask", &[]),
 ];
 /// The crate that may name the CUDA bindings.

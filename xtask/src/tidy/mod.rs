@@ -1,6 +1,7 @@
 //! `tidy`: the rules of the repository that no compiler checks. Each is a pure function from files to findings.
 
 mod arrows;
+mod modules;
 mod opening;
 mod sync;
 mod unsafe_code;
@@ -114,6 +115,7 @@ fn findings(files: &[SourceFile]) -> Result<Vec<Finding>> {
     all.extend(words::check(files));
     all.extend(arrows::check(&metadata, files));
     all.extend(sync::check(&metadata, files));
+    all.extend(modules::check(files));
     all.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     Ok(all)
 }

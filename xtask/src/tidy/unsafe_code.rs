@@ -5,9 +5,14 @@ use super::{Finding, SourceFile};
 
 /// Crates that own raw memory.
 const CRATES: &[&str] = &["gpu-driver", "vmm-alloc", "pinned-pool"];
-/// Folders and files of other crates that speak C.
-const FILES: &[&str] =
-    &["crates/py-bindings/src/dlpack", "crates/checkpoint/src/mapping/", "crates/checkpoint/src/io/uring.rs"];
+/// Folders and files of other crates that speak C, or launch what does.
+const FILES: &[&str] = &[
+    "crates/py-bindings/src/dlpack",
+    "crates/py-bindings/src/kernels.rs",
+    "crates/checkpoint/src/mapping/",
+    "crates/checkpoint/src/io/uring.rs",
+    "crates/quant-kernels/src/kernels.rs",
+];
 /// How far above an unsafe operation its reason may stand: a statement's lines and its comment's.
 const REACH: usize = 12;
 

@@ -113,7 +113,7 @@ functions! {
     copy_to_device = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, u64);
     copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, u64);
     fill = "cuMemsetD8Async" (u64, u8, usize, u64);
-    module_load = "cuModuleLoadData" (*mut u64, *const c_void);
+    module_load = "cuModuleLoadDataEx" (*mut u64, *const c_void, c_uint, *mut c_uint, *mut *mut c_void);
     module_unload = "cuModuleUnload" (u64);
     module_function = "cuModuleGetFunction" (*mut u64, u64, *const c_char);
     launch = "cuLaunchKernel" (

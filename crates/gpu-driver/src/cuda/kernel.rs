@@ -1,129 +1,101 @@
-//! Kernels: loaded from PTX or machine code, launched on any stream. CUDA only; the emulator computes on the host.
+//! The verbs of kernels on CUDA: modules loaded with the compiler's log, and launches.
 
-use std::ffi::{CStr, c_void};
-use std::sync::Arc;
+use std::ffi::{CStr, c_uint, c_void};
 
 use super::CudaDriver;
-use super::api::{Api, DEINITIALIZED, SUCCESS};
-use super::context::Context;
+use super::api::SUCCESS;
 use crate::error::{DriverError, Result};
-use crate::types::{DeviceAddress, StreamHandle};
+use crate::module::{KernelArgument, LaunchGrid};
+use crate::types::{KernelHandle, ModuleHandle, StreamHandle};
 
-/// A kernel of a loaded module. Dropping it unloads the module, which waits for nothing: keep it until what was launched
-/// has run.
-#[derive(Debug)]
-pub struct CudaKernel {
-    api: Arc<Api>,
-    context: Arc<Context>,
-    module: u64,
-    function: u64,
-    name: String,
-}
-
-/// How many threads run a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaunchGrid {
-    /// Thread blocks in x, y and z.
-    pub blocks: [u32; 3],
-    /// Threads a block in x, y and z.
-    pub threads: [u32; 3],
-    /// Bytes of dynamic shared memory a block.
-    pub shared_bytes: u32,
-}
-
-impl LaunchGrid {
-    /// One dimension, with at least `count` threads in blocks of `threads`.
-    pub const fn linear(count: u32, threads: u32) -> Self {
-        Self { blocks: [count.div_ceil(threads), 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
-    }
-}
-
-/// A value handed to a kernel.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum KernelArgument {
-    /// A pointer.
-    Address(DeviceAddress),
-    /// A `u32` or `i32`.
-    U32(u32),
-    /// A `u64` or `i64`.
-    U64(u64),
-    /// A `float`.
-    F32(f32),
-}
-
-impl KernelArgument {
-    /// The argument's bytes as a kernel reads them: the low ones of eight.
-    fn bits(self) -> u64 {
-        match self {
-            Self::Address(address) => address.0,
-            Self::U32(value) => u64::from(value),
-            Self::U64(value) => value,
-            Self::F32(value) => u64::from(value.to_bits()),
-        }
-    }
-}
+/// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+const LOG_OPTIONS: [c_uint; 2] = [5, 6];
+/// Bytes of a refused module's log that are kept.
+const LOG_BYTES: usize = 4096;
 
 impl CudaDriver {
-    /// Loads the kernel `name` of a module: PTX text, which the driver compiles, or machine code.
-    ///
-    /// # Errors
-    /// If the driver refuses the module (a PTX version that is newer than it, a target that is not this device's) or
-    /// knows no such kernel in it.
+    /// Loads a module.
     ///
     /// # Safety
-    /// `module` is terminated PTX or a whole image of machine code.
-    pub unsafe fn load_kernel(&self, module: &CStr, name: &CStr) -> Result<CudaKernel> {
+    /// `image` is terminated PTX or a whole image of machine code.
+    pub(super) unsafe fn module(&self, image: &CStr) -> Result<ModuleHandle> {
         let _current = self.context.enter()?;
-        let mut loaded = 0;
-        // SAFETY: the caller vouches for the image; the pointer is valid for the write.
-        let code = unsafe { (self.api.module_load)(&raw mut loaded, module.as_ptr().cast::<c_void>()) };
-        self.api.check("cuModuleLoadData", code, || format!(": a module with {}", name.to_string_lossy()))?;
-        // Unloads the module if the kernel is not in it.
-        let mut kernel = CudaKernel {
-            api: Arc::clone(&self.api),
-            context: Arc::clone(&self.context),
-            module: loaded,
-            function: 0,
-            name: name.to_string_lossy().into_owned(),
+        let mut module = 0;
+        let mut log = vec![0_u8; LOG_BYTES];
+        let mut options = LOG_OPTIONS;
+        // The second value is a number in the place of a pointer; the driver writes back how much it used.
+        let size = std::ptr::without_provenance_mut::<c_void>(LOG_BYTES - 1);
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), size];
+        let (image, count) = (image.as_ptr().cast::<c_void>(), options.len() as c_uint);
+        // SAFETY: the caller vouches for the image; options and values are as many as is said, and the log is as long.
+        let code = unsafe {
+            (self.api.module_load)(&raw mut module, image, count, options.as_mut_ptr(), values.as_mut_ptr())
         };
-        // SAFETY: the module is alive, the name is terminated, the pointer is valid for the write.
-        let code = unsafe { (self.api.module_function)(&raw mut kernel.function, loaded, name.as_ptr()) };
-        self.api.check("cuModuleGetFunction", code, || format!(": {}", kernel.name))?;
-        Ok(kernel)
+        if code == SUCCESS {
+            return Ok(ModuleHandle(module));
+        }
+        let text = CStr::from_bytes_until_nul(&log)
+            .map_or_else(|_| String::new(), |log| log.to_string_lossy().into());
+        let text = text.trim();
+        let log = if text.is_empty() { "it says no more".to_owned() } else { text.to_owned() };
+        match self.api.check("cuModuleLoadDataEx", code, String::new) {
+            Err(DriverError::Call { code, name, .. }) => Err(DriverError::ModuleRefused { code, name, log }),
+            other => other.map(|()| ModuleHandle(module)),
+        }
     }
-}
 
-impl CudaKernel {
-    /// Submits the kernel to `stream`.
-    ///
-    /// # Errors
-    /// If there are no threads, or the driver refuses the launch.
+    /// Unloads a module.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, in number, order and size; the memory they point to is mapped, and is not
-    /// written by others, until the kernel has run; `stream` belongs to this device.
-    pub unsafe fn launch(
+    /// It was loaded and not unloaded before.
+    pub(super) unsafe fn unload(&self, module: ModuleHandle) -> Result<()> {
+        let _current = self.context.enter()?;
+        // SAFETY: the caller vouches for the module.
+        let code = unsafe { (self.api.module_unload)(module.0) };
+        self.api.check("cuModuleUnload", code, String::new)
+    }
+
+    /// Finds a kernel.
+    ///
+    /// # Safety
+    /// The module is loaded.
+    pub(super) unsafe fn kernel(&self, module: ModuleHandle, name: &CStr) -> Result<KernelHandle> {
+        let _current = self.context.enter()?;
+        let mut kernel = 0;
+        // SAFETY: the caller vouches for the module; the name is terminated, the pointer is valid for the write.
+        let code = unsafe { (self.api.module_function)(&raw mut kernel, module.0, name.as_ptr()) };
+        self.api.check("cuModuleGetFunction", code, || format!(": {}", name.to_string_lossy()))?;
+        Ok(KernelHandle(kernel))
+    }
+
+    /// Submits a kernel.
+    ///
+    /// # Safety
+    /// As `Driver::launch`.
+    pub(super) unsafe fn submit(
         &self,
+        kernel: KernelHandle,
         grid: LaunchGrid,
-        arguments: &[KernelArgument],
+        arguments: &[KernelArgument<'_>],
         stream: StreamHandle,
     ) -> Result<()> {
+        grid.check()?;
         let LaunchGrid { blocks, threads, shared_bytes } = grid;
-        if blocks.contains(&0) || threads.contains(&0) {
-            return Err(DriverError::InvalidArgument {
-                call: "launch",
-                what: format!("no threads: {grid:?}"),
+        let mut bits: Vec<u64> = arguments.iter().map(|argument| argument.bits()).collect();
+        let mut pointers: Vec<*mut c_void> = Vec::with_capacity(bits.len());
+        for (argument, bits) in arguments.iter().zip(&mut bits) {
+            pointers.push(match argument {
+                // The driver copies arguments in the call and writes to none.
+                KernelArgument::Struct(words) => words.as_ptr().cast_mut().cast::<c_void>(),
+                _ => std::ptr::from_mut(bits).cast::<c_void>(),
             });
         }
-        let mut bits: Vec<u64> = arguments.iter().map(|argument| argument.bits()).collect();
-        let mut pointers: Vec<*mut c_void> =
-            bits.iter_mut().map(|bits| std::ptr::from_mut(bits).cast::<c_void>()).collect();
         let _current = self.context.enter()?;
-        // SAFETY: the function's module is alive; each pointer leads to eight bytes that live through the call, of which
-        // the kernel takes the low ones; the caller vouches for the rest.
+        // SAFETY: the caller vouches for the kernel and its arguments; each pointer leads to bytes that live through the
+        // call, eight or those of a struct.
         let code = unsafe {
             (self.api.launch)(
-                self.function,
+                kernel.0,
                 blocks[0],
                 blocks[1],
                 blocks[2],
@@ -136,19 +108,6 @@ impl CudaKernel {
                 std::ptr::null_mut(),
             )
         };
-        self.api.check("cuLaunchKernel", code, || format!(": {} with {grid:?}", self.name))
-    }
-}
-
-impl Drop for CudaKernel {
-    fn drop(&mut self) {
-        let unloaded = self.context.enter().map(|_current| {
-            // SAFETY: loaded once, by `load_kernel`.
-            unsafe { (self.api.module_unload)(self.module) }
-        });
-        match unloaded {
-            Ok(SUCCESS | DEINITIALIZED) => {}
-            failed => tracing::error!(?failed, kernel = self.name, "a module was not unloaded"),
-        }
+        self.api.check("cuLaunchKernel", code, || format!(": {grid:?}"))
     }
 }

@@ -17,7 +17,6 @@ mod kernel;
 mod probe;
 mod verbs;
 
-pub use kernel::{CudaKernel, KernelArgument, LaunchGrid};
 pub use probe::{CudaDeviceProbe, CudaProbe};
 
 use std::ffi::c_uint;
@@ -44,8 +43,7 @@ use copies::Copies;
 #[derive(Debug)]
 pub struct CudaDriver {
     api: Arc<Api>,
-    /// Shared with the kernels that were loaded through it.
-    context: Arc<Context>,
+    context: Context,
     info: DeviceInfo,
     location: CUmemLocation,
     copies: Copies,
@@ -91,7 +89,7 @@ impl CudaDriver {
             return Err(refusal);
         }
         let location = CUmemLocation { type_: LocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
-        let context = Arc::new(Context::retain(Arc::clone(&api), device)?);
+        let context = Context::retain(Arc::clone(&api), device)?;
         let granularity = granularity(&api, &context, location)?;
         let info = DeviceInfo {
             kind: DeviceKind::Cuda,

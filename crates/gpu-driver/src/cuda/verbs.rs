@@ -1,6 +1,6 @@
 //! The verbs of [`Driver`] on CUDA: one driver call each, in the device's context.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::{CStr, c_uint, c_void};
 
 use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_PORTABLE, CU_MEMHOSTREGISTER_READ_ONLY, CUevent_flags_enum as EventFlags,
@@ -13,9 +13,10 @@ use super::{CudaDriver, pages_at};
 use crate::contract::{aligned_address, power_of_two, whole_granules};
 use crate::driver::Driver;
 use crate::error::{DriverError, Result};
+use crate::module::{KernelArgument, LaunchGrid};
 use crate::types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle,
-    Registration, StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, KernelHandle, MemoryInfo,
+    ModuleHandle, PageHandle, Registration, StreamHandle,
 };
 
 impl CudaDriver {
@@ -296,5 +297,31 @@ impl Driver for CudaDriver {
         // SAFETY: the caller vouches for the range until the fill has run.
         let code = unsafe { (self.api.fill)(address.0, value, size.as_usize(), stream.0) };
         self.api.check("cuMemsetD8Async", code, || format!(": {size} at {address:?}"))
+    }
+
+    unsafe fn load_module(&self, image: &CStr) -> Result<ModuleHandle> {
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.module(image) }
+    }
+
+    unsafe fn unload_module(&self, module: ModuleHandle) -> Result<()> {
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.unload(module) }
+    }
+
+    unsafe fn find_kernel(&self, module: ModuleHandle, name: &CStr) -> Result<KernelHandle> {
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.kernel(module, name) }
+    }
+
+    unsafe fn launch(
+        &self,
+        kernel: KernelHandle,
+        grid: LaunchGrid,
+        arguments: &[KernelArgument<'_>],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        // SAFETY: the caller keeps this verb's contract.
+        unsafe { self.submit(kernel, grid, arguments, stream) }
     }
 }

@@ -1,5 +1,6 @@
 //! The verbs of [`Driver`] on the emulator: check the contract, then act.
 
+use std::ffi::CStr;
 use std::sync::Arc;
 
 use super::work::{Action, Link, Transfer};
@@ -9,10 +10,11 @@ use crate::driver::Driver;
 use crate::error::{DriverError, Result};
 use crate::host::queue::{Share, Work};
 use crate::host::streams::Refusal;
+use crate::module::{KernelArgument, LaunchGrid};
 use crate::platform;
 use crate::types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, MemoryInfo, PageHandle,
-    Registration, StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, EventHandle, HostToDevice, KernelHandle, MemoryInfo,
+    ModuleHandle, PageHandle, Registration, StreamHandle,
 };
 use crate::verb::Verb;
 
@@ -21,6 +23,12 @@ fn refuse<T>(call: Verb, what: String) -> Result<T> {
 }
 
 impl HostDriver {
+    /// The answer to every verb of kernels.
+    fn no_kernels<T>(&self, verb: Verb) -> Result<T> {
+        self.calls.add(verb);
+        Err(DriverError::NoKernels { device: self.info.name.clone() })
+    }
+
     /// `None` for the compute stream, else one of our own.
     fn copy_stream(&self, call: Verb, stream: StreamHandle) -> Result<Option<u64>> {
         if stream == StreamHandle::DEFAULT {
@@ -321,6 +329,28 @@ impl Driver for HostDriver {
         self.bytes_filled.add(size);
         self.submit(tables, stream, vec![work]);
         Ok(())
+    }
+
+    unsafe fn load_module(&self, _image: &CStr) -> Result<ModuleHandle> {
+        self.no_kernels(Verb::LoadModule)
+    }
+
+    unsafe fn unload_module(&self, _module: ModuleHandle) -> Result<()> {
+        self.no_kernels(Verb::UnloadModule)
+    }
+
+    unsafe fn find_kernel(&self, _module: ModuleHandle, _name: &CStr) -> Result<KernelHandle> {
+        self.no_kernels(Verb::FindKernel)
+    }
+
+    unsafe fn launch(
+        &self,
+        _kernel: KernelHandle,
+        _grid: LaunchGrid,
+        _arguments: &[KernelArgument<'_>],
+        _stream: StreamHandle,
+    ) -> Result<()> {
+        self.no_kernels(Verb::Launch)
     }
 }
 

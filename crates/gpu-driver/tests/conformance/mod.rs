@@ -7,6 +7,7 @@
 
 mod copies;
 mod host_memory;
+mod kernels;
 mod mapping;
 mod rig;
 mod streams;
@@ -20,7 +21,7 @@ pub(crate) type Check = (&'static str, fn(&dyn Driver));
 
 /// All checks, by topic.
 pub(crate) fn all() -> Vec<Check> {
-    [mapping::CHECKS, copies::CHECKS, streams::CHECKS, host_memory::CHECKS].concat()
+    [mapping::CHECKS, copies::CHECKS, streams::CHECKS, host_memory::CHECKS, kernels::CHECKS].concat()
 }
 
 /// Runs every check.

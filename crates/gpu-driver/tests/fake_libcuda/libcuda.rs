@@ -105,6 +105,8 @@ functions! { false:
         let known = match code {
             1 => c"CUDA_ERROR_INVALID_VALUE",
             2 => c"CUDA_ERROR_OUT_OF_MEMORY",
+            218 => c"CUDA_ERROR_INVALID_PTX",
+            222 => c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
             700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
             712 => c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
             713 => c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
@@ -289,8 +291,23 @@ functions! { true:
         std::ptr::write_bytes(address as *mut u8, value, size);
         Ok(())
     }
-    fn cuModuleLoadData(module: *mut u64, image: *const c_void) {
-        need(text(image.cast()).starts_with(".version"))?;
+    // The options are an error log and its size, in this order.
+    fn cuModuleLoadDataEx(module: *mut u64, image: *const c_void, count: c_uint, options: *mut c_uint,
+        values: *mut *mut c_void) {
+        need(count == 2 && *options == 5 && *options.add(1) == 6)?;
+        let image = text(image.cast());
+        let refusal = match image.split_whitespace().nth(1) {
+            _ if !image.starts_with(".version") => Some((218, c"no PTX")),
+            Some(version) if version.parse::<f32>().unwrap() > 8.7 =>
+                Some((222, c"Unsupported .version; current version is '8.7'")),
+            _ => None,
+        };
+        if let Some((code, log)) = refusal {
+            let log = log.to_bytes_with_nul();
+            need(*values.add(1) as usize >= log.len())?;
+            std::ptr::copy(log.as_ptr(), (*values).cast(), log.len());
+            return Err(code);
+        }
         let mut state = state();
         state.next += 16;
         *module = state.next;

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::ffi::CStr;
 use std::sync::Arc;
 
-use gpu_driver::{CudaDriver, CudaKernel, HostDriver, HostOptions, KernelArgument, LaunchGrid};
+use gpu_driver::{CudaDriver, HostDriver, HostOptions, Kernel, KernelArgument, LaunchGrid, Module};
 use pinned_pool::{HostBytes, HostRun, TransferStream};
 use vmm_alloc::{AddressSpace, PagePool};
 use weightstream::{Bytes, DeviceAddress, DeviceOrdinal, Driver, StreamHandle};
@@ -76,7 +76,7 @@ pub(crate) enum Compute {
     /// By a kernel, from and to two halves of one granule.
     Cuda {
         driver: Arc<CudaDriver>,
-        kernel: CudaKernel,
+        kernel: Kernel,
         memory: Arc<AddressSpace>,
         stream: TransferStream,
         turn: RefCell<u64>,
@@ -100,9 +100,9 @@ impl Compute {
     }
 
     fn cuda(driver: CudaDriver) -> Result<Self> {
-        // SAFETY: the text is terminated PTX.
-        let kernel = unsafe { driver.load_kernel(LAYER, c"layer") }?;
         let driver = Arc::new(driver);
+        // SAFETY: the text is terminated PTX.
+        let kernel = unsafe { Module::load(driver.clone(), LAYER) }?.kernel(c"layer")?;
         let granule = driver.device_info().granularity;
         let pool = PagePool::new(driver.clone(), granule, granule)?;
         let memory = AddressSpace::reserve(driver.clone(), granule, 1)?;

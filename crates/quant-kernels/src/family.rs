@@ -1,0 +1,74 @@
+//! The modules of kernels: one for each family of formats, as PTX that `cargo xtask codegen` compiled.
+
+/// A module of kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// Blocks of ggml: a scale, perhaps a minimum, and numbers.
+    GgmlSimple,
+    /// The K types of ggml.
+    GgmlK,
+    /// The types of ggml with three values.
+    GgmlTernary,
+    /// The types of ggml with a table of 16 values.
+    GgmlTable,
+    /// The types of ggml with a codebook of vectors.
+    GgmlCodebook,
+    /// Packed numbers times scales that lie beside them.
+    Scaled,
+    /// The 4-bit formats of bitsandbytes.
+    Bnb,
+    /// The formats of optimum-quanto below a byte.
+    Quanto,
+    /// W4A8.
+    W4A8,
+    /// The formats of Nunchaku.
+    Nunchaku,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::GgmlSimple,
+        Self::GgmlK,
+        Self::GgmlTernary,
+        Self::GgmlTable,
+        Self::GgmlCodebook,
+        Self::Scaled,
+        Self::Bnb,
+        Self::Quanto,
+        Self::W4A8,
+        Self::Nunchaku,
+    ];
+
+    /// The name of its source, without ending.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GgmlSimple => "ggml_simple",
+            Self::GgmlK => "ggml_k",
+            Self::GgmlTernary => "ggml_ternary",
+            Self::GgmlTable => "ggml_table",
+            Self::GgmlCodebook => "ggml_codebook",
+            Self::Scaled => "scaled",
+            Self::Bnb => "bnb",
+            Self::Quanto => "quanto",
+            Self::W4A8 => "w4a8",
+            Self::Nunchaku => "nunchaku",
+        }
+    }
+
+    /// Its PTX.
+    pub const fn ptx(self) -> &'static str {
+        match self {
+            Self::GgmlSimple => include_str!("../kernels/ggml_simple.ptx"),
+            Self::GgmlK => include_str!("../kernels/ggml_k.ptx"),
+            Self::GgmlTernary => include_str!("../kernels/ggml_ternary.ptx"),
+            Self::GgmlTable => include_str!("../kernels/ggml_table.ptx"),
+            Self::GgmlCodebook => include_str!("../kernels/ggml_codebook.ptx"),
+            Self::Scaled => include_str!("../kernels/scaled.ptx"),
+            Self::Bnb => include_str!("../kernels/bnb.ptx"),
+            Self::Quanto => include_str!("../kernels/quanto.ptx"),
+            Self::W4A8 => include_str!("../kernels/w4a8.ptx"),
+            Self::Nunchaku => include_str!("../kernels/nunchaku.ptx"),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The formats of Nunchaku: whole tiles, of which only the wanted rows are written.
+
+use quant_router::PartRole;
+use quant_router::formats::{Svdq, SvdqKind};
+
+use super::Job;
+use super::run::{Kernel, Words, countable};
+use super::source::Numbers;
+use crate::error::Result;
+use crate::launch::Launch;
+
+/// Rows, and columns of a pair of tiles, that `SVDQuant`'s weights are padded to.
+const TILE: u64 = 128;
+/// Ranks that are packed together.
+const RANKS: u64 = 16;
+/// Columns of an AWQ group, and of a tile of `SVDQuant`.
+const GROUP: u64 = 64;
+/// Columns that a block of the AWQ kernel decodes, of four rows.
+const AWQ_COLUMNS: u64 = 512;
+
+/// What both kernels read.
+struct Tiles {
+    data: u64,
+    scale: Numbers,
+    shift: Numbers,
+    smooth: Numbers,
+    row_scale: Numbers,
+    global: Numbers,
+    up: Numbers,
+    down: Numbers,
+    rank: u64,
+    fp4: bool,
+    /// Rows of a tile, and tiles beside each other.
+    height: u64,
+    across: u64,
+}
+
+impl Tiles {
+    fn launches(&self, job: &Job<'_>, to: Kernel) -> Result<Vec<Launch>> {
+        let (rows, columns) = (job.weight.rows()?, job.weight.columns());
+        if job.first == job.end {
+            return Ok(Vec::new());
+        }
+        countable(job, rows, "it has too many rows")?;
+        countable(job, columns, "its rows are too long")?;
+        let (first, end) = (job.first / columns, job.end / columns);
+        let top = first / self.height;
+        let tiles = (end.div_ceil(self.height) - top) * self.across;
+        countable(job, tiles, "it has too many tiles")?;
+        let mut words = Words(vec![self.data, job.out]);
+        for numbers in [self.scale, self.shift, self.smooth, self.row_scale, self.global, self.up, self.down]
+        {
+            words.word(numbers.address);
+        }
+        words.word(top).pair(rows, columns).pair(first, end).pair(self.rank, tiles).divider(self.across);
+        words.pair(self.scale.kind().into(), self.shift.kind().into());
+        words.pair(self.smooth.kind().into(), self.row_scale.kind().into());
+        words.pair(self.global.kind().into(), self.up.kind().into());
+        words.pair(self.down.kind().into(), self.fp4.into());
+        Ok(vec![to.launch(tiles, words)])
+    }
+}
+
+pub(super) fn plan_svdq(job: &Job<'_>, to: Kernel, format: Svdq) -> Result<Vec<Launch>> {
+    let weight = job.weight;
+    let elements = weight.elements()?;
+    let (rows, columns) = (weight.rows()?, weight.columns());
+    let whole = weight.shape.len() == 2
+        && elements > 0
+        && rows.is_multiple_of(TILE)
+        && columns.is_multiple_of(TILE)
+        && format.rank.is_multiple_of(RANKS);
+    if !whole {
+        return Err(job.unsupported("it is no whole number of tiles"));
+    }
+    countable(job, format.rank, "its rank is too high")?;
+    let numbers = |role, count| job.parts.numbers(weight, role, count);
+    let optional = |role, count| {
+        if weight.part(role).is_some() { numbers(role, count) } else { Ok(Numbers::NONE) }
+    };
+    let tiles = Tiles {
+        data: job.parts.bytes(weight, weight.needs(PartRole::Data)?, elements / 2, 4)?,
+        scale: numbers(PartRole::Scale, rows.saturating_mul(columns / format.group()))?,
+        shift: Numbers::NONE,
+        smooth: numbers(PartRole::Smooth, columns)?,
+        row_scale: optional(PartRole::RowScale, rows)?,
+        global: optional(PartRole::GlobalScale, 1)?,
+        up: numbers(PartRole::LowRankUp, rows.saturating_mul(format.rank))?,
+        down: numbers(PartRole::LowRankDown, columns.saturating_mul(format.rank))?,
+        rank: format.rank,
+        fp4: format.kind == SvdqKind::Fp4,
+        height: TILE,
+        across: columns / GROUP,
+    };
+    tiles.launches(job, to)
+}
+
+pub(super) fn plan_awq(job: &Job<'_>, to: Kernel) -> Result<Vec<Launch>> {
+    let weight = job.weight;
+    let elements = weight.elements()?;
+    let (rows, columns) = (weight.rows()?, weight.columns());
+    if weight.shape.len() != 2 || elements == 0 || !rows.is_multiple_of(4) || !columns.is_multiple_of(GROUP) {
+        return Err(job.unsupported("it is no whole number of tiles"));
+    }
+    let grid = |role| job.parts.numbers(weight, role, elements / GROUP);
+    let tiles = Tiles {
+        data: job.parts.bytes(weight, weight.needs(PartRole::Data)?, elements / 2, 16)?,
+        scale: grid(PartRole::Scale)?,
+        shift: grid(PartRole::ZeroPoint)?,
+        smooth: Numbers::NONE,
+        row_scale: Numbers::NONE,
+        global: Numbers::NONE,
+        up: Numbers::NONE,
+        down: Numbers::NONE,
+        rank: 0,
+        fp4: false,
+        height: 4,
+        across: columns.div_ceil(AWQ_COLUMNS),
+    };
+    tiles.launches(job, to)
+}

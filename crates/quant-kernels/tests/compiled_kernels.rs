@@ -1,0 +1,40 @@
+//! Every kernel, compiled as C++ and run by the processor: the numbers are those of the decoders bit for bit, nothing beside the target is
+//! written, and nothing outside the parts is read. It is left out, and says so, where there is no C++ compiler.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
+mod common;
+mod compiled;
+
+use std::sync::Arc;
+
+use common::rig::{End, differences};
+use gpu_driver::StreamHandle;
+use quant_kernels::{Kernels, TargetKind};
+
+#[test]
+fn kernels_are_the_decoders_bit_for_bit() {
+    let Some(driver) = compiled::Compiled::new() else { return };
+    let kernels = Kernels::new(driver);
+    let cases = common::cases();
+    let mut found = Vec::new();
+    for case in &cases {
+        assert!(Kernels::supports(&case.weight), "{}", case.name);
+        kernels.prepare(&case.weight, TargetKind::F32).unwrap();
+        for end in [End::Start, End::Back] {
+            found.extend(differences(&kernels, case, end, StreamHandle::DEFAULT));
+        }
+    }
+    assert!(found.is_empty(), "{} runs differ: {found:#?}", found.len());
+    println!("{} weights", cases.len());
+}
+
+#[test]
+fn the_emulator_runs_none_and_says_so() {
+    let driver =
+        gpu_driver::HostDriver::new(gpu_driver::HostOptions::new(gpu_driver::Bytes::mib(1))).unwrap();
+    let kernels = Kernels::new(Arc::new(driver));
+    for case in common::corpus::ggml() {
+        let error = kernels.prepare(&case.weight, TargetKind::Bf16).unwrap_err().to_string();
+        assert!(error.contains("runs no kernels"), "{error}");
+    }
+}

@@ -1,0 +1,71 @@
+"""The bench `dequant` without a GPU: its formats are what they say, PyTorch's operators give the decoders' numbers, and its page."""
+
+import dequant
+import dequant_formats
+import dequant_peers
+import place
+import pytest
+import torch
+from weightstream import _native
+
+SHAPE = (256, 512)
+
+
+@pytest.fixture(scope="module")
+def formats():
+    return dequant_formats.described(*SHAPE)
+
+
+def test_every_format_is_described_with_parts_of_its_size(formats):
+    assert len({name for name, *_ in formats}) == len(formats) > 38
+    for name, weight, sizes in formats:
+        assert weight.rows * weight.columns == SHAPE[0] * SHAPE[1], name
+        assert _native.DeviceKernels.supports(weight), name
+        decoded(weight, {tensor: torch.zeros(size, dtype=torch.uint8) for tensor, size in sizes.items()})
+
+
+def decoded(weight, parts):
+    """The numbers as bf16, by the CPU."""
+    out = torch.empty(SHAPE, dtype=torch.bfloat16)
+    given = {tensor: (part.data_ptr(), part.nbytes) for tensor, part in parts.items()}
+    weight.dequantize(given, [(0, weight.rows)], out.data_ptr(), out.nbytes, "BF16")
+    return out
+
+
+def test_others_give_nearly_the_same_numbers(formats, monkeypatch):
+    monkeypatch.setattr(place, "TENSORS", "cpu")
+    compared = 0
+    for name, weight, sizes in formats:
+        parts = {tensor: dequant.numbers(size) for tensor, size in sizes.items()}
+        want = decoded(weight, parts).double()
+        for other, make in dequant_peers.of(name, weight).items():
+            if other == "bitsandbytes":
+                continue
+            have = make(parts)().double().view(SHAPE)
+            error = (have - want).norm() / want.norm()
+            assert error < 0.02, (name, other, error)
+            compared += 1
+    assert compared >= 5
+
+
+def test_bytes_are_numbers_whatever_float_they_are(monkeypatch):
+    monkeypatch.setattr(place, "TENSORS", "cpu")
+    bytes_ = dequant.numbers(1 << 16)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2):
+        assert torch.isfinite(bytes_.view(dtype).float()).all(), dtype
+
+
+def test_the_page_says_what_is_missed():
+    def row(name, dtype, rate):
+        return {"format": name, "dtype": dtype, "bytes": 100, "seconds": 100 / rate, "bytes_per_second": rate}
+
+    rows = [row(name, dtype, rate) for name, rate in (("Q4_0", 50e9), ("IQ2_S", 40e9)) for dtype in dequant.DTYPES]
+    for one in rows[::3]:
+        one["others"] = {"PyTorch": 4 * one["seconds"], "bitsandbytes": "ImportError: none"}
+    result = {"device": "a GPU", "torch": "2", "commit": "c", "rows": 2, "columns": 3, "formats": rows}
+    result["copy_bytes_per_second"] = 100e9
+    result["must_hold"] = dequant.must_hold(result)
+    text = dequant.page(result, "dequant.json")
+    assert "| Q4_0 | 50 (0.50) | 50 (0.50) | 50 (0.50) | PyTorch 4.0 |" in text
+    assert "2 of 4 are missed" in text and "- Q4_0 as bf16, of a copy's rate: 0.50, at least 0.6: missed" in text
+    assert "IQ2_S as" not in text and "Not measured: bitsandbytes: ImportError: none" in text
