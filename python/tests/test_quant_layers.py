@@ -27,7 +27,10 @@ from weightstream.quant import (
 from weightstream.quant.expressions import expression
 from weightstream.quant.description import as_bytes, described
 
-FILES = ("bnb", "fp8", "fp8-plain", "int8", "mxfp8", "nunchaku", "nvfp4", "quanto", "torchao", "w4a8")
+FILES = (
+    "awq", "bnb", "fp8", "fp8-plain", "gptq", "gptq-v2", "int8", "mxfp8", "nunchaku", "nvfp4", "nvfp4-compressed-tensors",
+    "nvfp4-modelopt", "quanto", "torchao", "w4a8",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

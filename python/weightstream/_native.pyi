@@ -147,6 +147,7 @@ class Quantizer:
         """Quantizes some rows, which are at `source`, with all threads and without the interpreter, into their place in the
         memory of the whole weight's parts. All are addresses and bytes in CPU memory."""
 
+@final
 class DeviceKernels:
     """Kernels of one CUDA device, which write a weight's numbers there; loaded as they are needed."""
 

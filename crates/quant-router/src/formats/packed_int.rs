@@ -71,11 +71,8 @@ pub(crate) fn decoder<'a>(
     let data = bytes(PartRole::Data, elements / per_word * 4)?;
     let zero = bytes(PartRole::ZeroPoint, (rows / per_word).saturating_mul(groups).saturating_mul(4))?;
     let scale = part_numbers(weight, PartRole::Scale, parts, rows.saturating_mul(groups))?;
-    let index = if format.indexed {
-        Some(bytes(PartRole::GroupIndex, columns.saturating_mul(4))?)
-    } else {
-        None
-    };
+    let index =
+        if format.indexed { Some(bytes(PartRole::GroupIndex, columns.saturating_mul(4))?) } else { None };
     let [rows, columns, groups] = [rows, columns, groups].map(|count| count as usize);
     Ok(Box::new(Decoder { format, data, zero, scale, index, rows, columns, groups }))
 }
