@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from .replacing import replace_layers
 
 __all__ = ["apply", "expected_names"]
 
+_PACKAGE = __name__.partition(".")[0]
 _SHOWN = 8
 """Names listed in an error."""
 
@@ -207,8 +209,16 @@ def _convert(model: nn.Module, rules: DtypeRules, progress: Progress, without: s
         f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
         f"default_dtype=torch.bfloat16 holds them"
     )
-    warnings.warn(note, stacklevel=5)
+    warnings.warn(note, stacklevel=_frames_of_ours())
     return [note]
+
+
+def _frames_of_ours() -> int:
+    """How far up the caller of this package is, as `warnings.warn` counts."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _bytes_of(tensor: Tensor) -> Any:
