@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 import weightstream
 from weightstream import ConfigError, QuantizationError, WeightsError, offload
-from weightstream.quant import QuantEmbedding, QuantLinear, QuantModule
+from weightstream.quant import QuantEmbedding, QuantLinear, QuantModule, dequantize
+from weightstream.quant.description import described
+from weightstream.quant.finding import find
+from weightstream.quant.selecting import selected
 
 
 def generated(model: Any, prompt: tuple[int, ...], tokens: int) -> Tensor:
@@ -175,3 +178,13 @@ def test_a_fused_matrix_of_blocks_is_split_and_takes_an_adapter(tmp_path: Path, 
     x, down, up = torch.randn(2, 64), torch.randn(4, 64), torch.randn(32, 4)
     have = model["attn"]["k"](x) + (x @ down.t()) @ up.t()
     torch.testing.assert_close(have, x @ (numbers[32:64] + up @ down).t(), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_blocks_are_gathered_packed() -> None:
+    packed, numbers = blocks("Q5_1", 40, 64)
+    tensor = torch.from_numpy(packed)
+    (weight,) = find({"w.weight": tensor}, None, {"w": "Q5_1"}).packed.values()
+    known = described(weight.weight.to_json())
+    rows = torch.tensor([39, 3, 3])
+    some, taken = selected(known, [tensor], rows)
+    assert taken[0].shape[0] == 3 and torch.equal(dequantize(some.weight, taken), numbers[rows])

@@ -50,7 +50,15 @@ def convert_to_quanto(state_dict, default_dtype, verboseLevel=1, detection=None,
 
 
 def split_fused_weights(state_dict, fused_split_map, quantization_map=None, allowed_bases=None, **kwargs):
-    raise AssertionError("not asked for")
+    out, bases = dict(state_dict), set()
+    for base in allowed_bases:
+        sizes = fused_split_map["qkv"]["split_sizes"]
+        for leaf in ("weight", "demo4_scale", "bias"):
+            tensor = out.pop(base + "." + leaf)
+            for part, rows in zip(fused_split_map["qkv"]["mapped_modules"], tensor.split(sizes)):
+                out[base[: -len("qkv")] + part + "." + leaf] = rows
+        bases.add(base)
+    return out, bases
 
 
 class QLinearDemo4(nn.Module):
@@ -129,6 +137,24 @@ def test_a_module_for_that_contract_works_beside_the_built_in_formats(handler: A
     # Detection has seen names, types and shapes, and no data.
     assert handler.seen and all(device == "meta" for device, *_ in handler.seen[0].values())
     assert handler.seen[0]["a.weight"] == ("meta", torch.uint8, (32, 16))
+
+
+def test_a_handler_splits_fused_weights_of_its_format(handler: Any) -> None:
+    parts, numbers = demo_parts(48, 32, "attn.qkv")
+    sd = {**parts, "attn.qkv.bias": torch.randn(48)}
+    model = nn.ModuleDict({"attn": nn.ModuleDict({key: nn.Linear(32, 16, device="meta") for key in "qkv"})})
+    split = {"qkv": {"mapped_modules": ["q", "k", "v"], "split_sizes": [16, 16, 16]}}
+    offload.load_model_data(model, sd, fused_split_map=split, default_dtype=torch.float32)
+    x = torch.randn(2, 32)
+    for at, key in enumerate("qkv"):
+        rows = slice(16 * at, 16 * at + 16)
+        assert torch.equal(model["attn"][key](x), F.linear(x, numbers[rows], sd["attn.qkv.bias"][rows])), key
+    del handler.split_fused_weights
+    model = nn.ModuleDict({"attn": nn.ModuleDict({key: nn.Linear(32, 16, device="meta") for key in "qkv"})})
+    with pytest.raises(
+        QuantizationError, match=r"attn\.qkv is fused, and the handler demo4 has no split_fused_weights"
+    ):
+        offload.load_model_data(model, sd, fused_split_map=split)
 
 
 def test_all_handlers_are_one_list_by_priority(handler: Any) -> None:

@@ -25,6 +25,7 @@ from weightstream.quant import (
     dequantize,
 )
 from weightstream.quant.expressions import expression
+from weightstream.quant.native_products import _cpu_has_int8
 from weightstream.quant.description import as_bytes, described
 
 FILES = (
@@ -228,7 +229,7 @@ def test_native_products_are_opt_in_and_near() -> None:
     exact = layer(x)
     layer.native_products = True
     near = layer(x)
-    assert not torch.equal(near, exact)
+    assert not torch.equal(near, exact) or not _cpu_has_int8()
     # Half a step of the inputs in each of 128 products.
     bound = (x.abs().amax(1, keepdim=True) / 127 / 2) * (layer.weight + 0).abs().sum(1)
     assert bool(((near - exact).abs() <= bound * 1.01 + 1e-4).all())
@@ -300,6 +301,21 @@ def test_streamed_packed_bytes_give_the_same_bits(budget: str | None) -> None:
             if budget is not None:
                 assert attachment.report()["streamed_bytes_per_step"] > 0
         assert torch.equal(model(x), expected)
+
+
+def test_compiled_blocks_stream_packed_bytes() -> None:
+    model, resident = Blocks(), Blocks()
+    for blocks in (model.blocks, resident.blocks):
+        for block in blocks:
+            block.compile(backend="aot_eager")
+    x = torch.randn(3, 128)
+    with torch.inference_mode():
+        expected = resident(x)
+        device = weightstream.HostDevice(granularity=4096, poison=True)
+        with weightstream.attach(model, device=device, budget="150KiB") as attachment:
+            for _ in range(4):
+                assert torch.equal(model(x), expected)
+            assert attachment.report()["streamed_bytes_per_step"] > 0
 
 
 def test_an_adapter_of_peft_goes_on_top() -> None:

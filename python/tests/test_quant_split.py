@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from weightstream import offload
-from weightstream.quant import QuantLinear
+from weightstream.quant import QuantLinear, dequantize
+from weightstream.quant.description import as_bytes, described
+from weightstream.quant.selecting import selected
 
 
 class Split(nn.Module):
@@ -57,3 +59,25 @@ def test_an_adapter_works_on_a_part_of_a_fused_weight() -> None:
     have = model.k(x) + F.linear(F.linear(x, down), up)
     want = F.linear(x, int8_numbers(parts, "qkv.weight")[16:32] + up @ down)
     torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_rows_in_any_order_are_gathered_packed(name: str) -> None:
+    """What an embedding does on a device, which alone knows the rows."""
+    found, _, _ = corpus(name)
+    gathered = 0
+    for packed in found.packed.values():
+        if len(packed.shape) != 2 or 0 in packed.shape:
+            continue
+        known = described(packed.weight.to_json())
+        parts = [as_bytes(packed.parts[tensor]) for tensor in known.tensors]
+        rows = torch.tensor([packed.shape[0] - 1, 0, 0, packed.shape[0] // 2])
+        picked = selected(known, parts, rows)
+        if picked is None:
+            continue
+        some, taken = picked
+        have = dequantize(some.weight, taken)
+        want = dequantize(packed.weight, parts)[rows]
+        assert torch.equal(have.nan_to_num(7), want.nan_to_num(7)), packed.name
+        gathered += 1
+    assert gathered or name in ("bnb", "nunchaku", "nvfp4")

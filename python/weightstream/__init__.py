@@ -35,10 +35,22 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import loaders, offload, quant, startup
+    from . import (
+        allocator,
+        cuda_graphs,
+        expert_compute,
+        experts,
+        loaders,
+        offload,
+        quant,
+        quant_router,
+        runtime,
+        startup,
+    )
     from .attaching import attach
     from .attachment import Attachment
     from .devices import HostDevice
+    from .offload.profiles import profile_type
 
 __all__ = [
     "Attachment",
@@ -59,14 +71,26 @@ __all__ = [
     "WeightsError",
     "WeightstreamError",
     "__version__",
+    "allocator",
     "attach",
+    "cuda_graphs",
+    "expert_compute",
+    "experts",
     "loaders",
     "offload",
+    "profile_type",
     "quant",
+    "quant_router",
+    "runtime",
     "startup",
 ]
 
-_LATER = {"attach": "attaching", "Attachment": "attachment", "HostDevice": "devices"}
+_LATER = {
+    "attach": "attaching",
+    "Attachment": "attachment",
+    "HostDevice": "devices",
+    "profile_type": "offload.profiles",
+}
 """Names, and the modules that they are imported from when they are first used."""
 
 

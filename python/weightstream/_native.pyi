@@ -202,6 +202,25 @@ class Device:
     def free_memory(self) -> int:
         """What is free now, other processes counted."""
 
+def share_reserved(
+    models: list[tuple[str, int, list[tuple[int, bool]], int]], share: float, ring: int
+) -> tuple[list[tuple[list[bool], bool]], int, int, int]:
+    """Shares page-locked RAM between models: `share` of it, 0 for the default, and a ring of `ring` bytes.
+
+    A model is what is wanted of it ("none", "whole", "blocks", "one in" so many, "ring"), that number, its blocks as
+    `Plan.blocks` gives them, and the bytes outside. The answer is what of each is locked, the bytes of the ring, all bytes
+    locked, and the most that this process may lock.
+    """
+
+@final
+class Share:
+    """A device that several models share: one page pool, one transit ring."""
+
+    def __init__(self, device: Device, largest: int, limit: int) -> None:
+        """For models of which the largest has `largest` bytes, and that together take at most `limit`."""
+    def report(self) -> str:
+        """Which models are on the device and what they take, as JSON."""
+
 @final
 class Plan:
     """A model planned and not started: takes the host bytes, then starts."""
@@ -216,18 +235,28 @@ class Plan:
         look_ahead: int | None,
         poison: bool,
         lock: int | None,
+        place: tuple[Share, str, list[str] | None] | None,
     ) -> None:
         """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs. `lock` is the most
-        that may be page-locked in this process, beside staging rings; None for what machine and control group allow."""
+        that may be page-locked in this process, beside staging rings; None for what machine and control group allow.
+        `place` is where the model shares its device: the share, its name there, and the names of whom it accepts, None for
+        everyone; a budget that is too small is then raised."""
+    def blocks(self) -> list[tuple[int, bool]]:
+        """Of each block its bytes, and whether any of them are copied at each step."""
+    def raised(self) -> tuple[int, int, str] | None:
+        """The budget as it was asked, what it was raised to, and the unit that needs it; None if it was not."""
     def source(
-        self, tensors: list[tuple[int, int, int, object]], watch: Callable[[int], object] | None = None
+        self,
+        tensors: list[tuple[int, int, int, object]],
+        watch: Callable[[int], object] | None = None,
+        lock: bool = True,
     ) -> list[tuple[int, Any]]:
         """Hands over tensors as (number, address, size, keep-alive object).
 
         Gives for each where its bytes live from now on: the same address and None if in place, zero and None if they are
         read from the file that `Checkpoint.map` mapped there, else the address in other memory and a DLPack capsule of
         it; the keep-alive object is then already released. `watch` is called often with the bytes page-locked so far;
-        what it raises ends the work.
+        what it raises ends the work. Without `lock` they stay where they are and are not page-locked.
         """
     def start(self, watch: Callable[[int], object] | None = None) -> Offloader:
         """Maps the addresses and uploads what is resident. Once; every tensor must have been handed over. `watch` as for
@@ -273,6 +302,12 @@ class Offloader:
         """
     def hold(self, tensors: list[int], stream: int) -> Hold:
         """Makes tensors present until the hold is released, whatever the budget's plan says about their turn."""
+    def is_here(self) -> bool:
+        """Whether the model is on the device: always until it is closed, unless it shares the device with others."""
+    def arrive(self, stream: int) -> None:
+        """Brings a model that shares its device to it, as its next step would."""
+    def vacate(self) -> None:
+        """Takes a model that shares its device off it until it runs again."""
     def stats(self) -> str:
         """Counters, as JSON."""
     def report(self) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from .gradients import refuse_grad
-from .runtime import ROOT, Runtime
+from .running import ROOT, Runtime
 from .segments import Segment
 from .uncompiled import uncompiled
 from .wrap import Forward, Guarded, wrap_unit

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Union
 
 import torch
 from torch import nn
 
-from ._native import Plan, parse_bytes
+from ._native import Plan, Share, parse_bytes
 from .attachment import Attachment, undo
 from .binding import Binding
 from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
+from .group import Doors, Group
 from .held import check_held
 from .locking import watch_locking
 from .overrides import Overrides
-from .ownership import Ownership, collect
+from .ownership import Owned, Ownership, collect
 from .refusals import refuse_changes
-from .runtime import Runtime
+from .running import Runtime
+from .segments import small_tensors
 from .startup.phases import phase
 from .steps import ModelSteps, streaming_blocks
 from .subclasses import DeviceForms
-from .towers import TowersArgument, find_towers
+from .towers import Tower, TowersArgument, find_towers
 from .uncompiled import keep_package_uncompiled
 from .unseen import StorageWatch
 from .wrap import wrap_root
 
-__all__ = ["attach"]
+__all__ = ["Place", "Prepared", "attach"]
 
 _MOST_UNITS = (1 << 32) - 1
 """More than any model has; what is asked for beyond it means the same."""
@@ -94,45 +97,112 @@ def _attach(
     with phase("attach.device"):
         target = open_target(device)
     with phase("attach.plan"):
-        forms = DeviceForms(target.device)
+        prepared = Prepared(model, target, find_towers(model, towers), budget, look_ahead, lock)
+    # What interrupts the phase's end undoes everything.
+    return prepared.start(finish=lambda: whole.__exit__(None, None, None))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model shares its device."""
+
+    group: Group
+    """With whom."""
+    name: str
+    """Under which name."""
+    company: list[str] | None
+    """The names of the models that may stay while it runs; None if it accepts everyone, stays with everyone and never leaves."""
+    hooked: tuple[tuple[nn.Module, str], ...] = ()
+    """Methods besides the root's forward that need the model: the module and the name of each."""
+    adapt: Callable[[Any], Any] | None = None
+    """What is done to the arguments of the root and of those methods."""
+
+
+class Prepared:
+    """A model that is planned and not changed yet."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        target: Target,
+        towers: list[Tower],
+        budget: Union[int, str, None],
+        look_ahead: Union[int, None],
+        lock: Union[int, None],
+        place: Union[Place, None] = None,
+    ) -> None:
+        """Refuses what cannot be attached or does not fit."""
+        self.model = model
+        self.target = target
+        self.place = place
+        self.forms = DeviceForms(target.device)
         for name, parameter in model.named_parameters():
             check_held(name, parameter, target.device)
-        ownership = collect(model, find_towers(model, towers), flatten=forms.flatten)
-        binding = Binding(ownership, forms, target.device)
-        plan = _plan(target, ownership, binding, budget, look_ahead, lock)
+        # The pages of a model that shares its device may be another's between its steps: what it writes is not kept there.
+        self.ownership = collect(model, towers, flatten=self.forms.flatten, buffers=place is None)
+        self.binding = Binding(self.ownership, self.forms, target.device)
+        shared = None if place is None else (place.group.share, place.name, place.company)
+        self.plan = _plan(target, self.ownership, self.binding, budget, look_ahead, lock, shared)
+
+    def start(
+        self, locks: Callable[[Owned], bool] = lambda owned: True, finish: Callable[[], object] = lambda: None
+    ) -> Attachment:
+        """Attaches the model: all of it happens or none. `locks` says which tensors are page-locked, as far as may be.
+        `finish` is called last, where all can be undone still."""
+        model, target, ownership, binding = self.model, self.target, self.ownership, self.binding
         watch = StorageWatch(ownership)
         shared = {user.path for owned in ownership.tensors for user in owned.users if user.tensor.is_shared()}
-    locking = watch_locking(model, ownership.nbytes)
-    with phase("attach.page_lock") as locked:
-        locked.count("weights.bytes", ownership.nbytes)
-        in_place = binding.hand_over(plan, locking)
-    with phase("attach.upload"):
-        runtime = Runtime(plan.start(locking), target)
-    turns, overrides = Overrides(), Overrides()
-    try:
-        with phase("attach.bind"):
-            binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
-            forms.forget()
-        keep_package_uncompiled()
-        root = model.forward
-        steps = ModelSteps(model, ownership, binding, runtime, turns)
-        if id(model) not in {id(block.module) for block in streaming_blocks(ownership)}:
-            overrides.set(model, "forward", wrap_root(runtime, type(model).__name__, root, steps))
-        refuse_changes(model, binding, overrides)
-        survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
-        facts = _facts(target, ownership, survivors, binding, in_place, sorted(shared.difference(in_place)))
-        attachment = Attachment(model, ownership, binding, runtime, steps, turns, overrides, facts)
-        if locking is not None:
-            locking.finish()
-        for module in model.modules():
-            overrides.set(module, MARK, attachment)
-        # Here and not behind the return: what interrupts it undoes everything.
-        whole.__exit__(None, None, None)
-        return attachment
-    except BaseException:
-        runtime.closing = True
-        _insist(lambda: undo(binding, turns, overrides, runtime))
-        raise
+        locking = watch_locking(model, ownership.nbytes)
+        with phase("attach.page_lock") as locked:
+            locked.count("weights.bytes", ownership.nbytes)
+            in_place = binding.hand_over(self.plan, locking, locks)
+        with phase("attach.upload"):
+            runtime = Runtime(self.plan.start(locking), target)
+        turns, overrides = Overrides(), Overrides()
+        try:
+            with phase("attach.bind"):
+                binding.bind(runtime.offloader, lambda owned: runtime.presence_of(owned.index))
+                self.forms.forget()
+            keep_package_uncompiled()
+            root = model.forward
+            steps = ModelSteps(model, ownership, binding, runtime, turns)
+            name = type(model).__name__
+            if id(model) not in {id(block.module) for block in streaming_blocks(ownership)}:
+                overrides.set(model, "forward", wrap_root(runtime, name, root, steps))
+            if self.place is not None:
+                self._join(self.place, runtime, steps, overrides)
+            refuse_changes(model, binding, overrides)
+            survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
+            facts = _facts(target, ownership, survivors, binding, in_place, sorted(shared.difference(in_place)))
+            attachment = Attachment(model, ownership, binding, runtime, steps, turns, overrides, facts)
+            if locking is not None:
+                locking.finish()
+            for module in model.modules():
+                overrides.set(module, MARK, attachment)
+            finish()
+            return attachment
+        except BaseException:
+            runtime.closing = True
+            _insist(lambda: undo(binding, turns, overrides, runtime))
+            raise
+
+    def _join(self, place: Place, runtime: Runtime, steps: ModelSteps, overrides: Overrides) -> None:
+        """Makes every way into the model bring it first."""
+        runtime.adapt = place.adapt
+        for module, method in place.hooked:
+            where = f"{type(module).__name__}.{method}"
+            overrides.set(module, method, wrap_root(runtime, where, getattr(module, method), steps))
+        inside = small_tensors(self.ownership)
+        users = [
+            user.module
+            for owned in self.ownership.tensors
+            if owned.block is None or owned.index in inside
+            for user in owned.users
+        ]
+        modules = {id(module): module for module in users if module is not self.model}
+        runtime.doors = Doors(list(modules.values()), runtime.bring)
+        place.group.join(runtime)
+        place.group.refresh()
 
 
 def _insist(work: Callable[[], None]) -> None:
@@ -146,7 +216,13 @@ def _insist(work: Callable[[], None]) -> None:
 
 
 def _plan(
-    target: Target, ownership: Ownership, binding: Binding, budget: Any, look_ahead: int | None, lock: int | None
+    target: Target,
+    ownership: Ownership,
+    binding: Binding,
+    budget: Any,
+    look_ahead: int | None,
+    lock: int | None,
+    place: tuple[Share, str, list[str] | None] | None,
 ) -> Plan:
     """The native plan for the model's tensors; refuses what does not fit."""
     numbers = binding.numbers
@@ -173,6 +249,7 @@ def _plan(
             look_ahead,
             target.poison,
             lock,
+            place,
         )
     except BudgetError as error:
         if streamed or "too small" not in str(error):

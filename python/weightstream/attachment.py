@@ -19,7 +19,7 @@ from .errors import ModelError, StateError, WeightstreamError
 from .overrides import Overrides
 from .ownership import Ownership
 from .report import Report
-from .runtime import Runtime
+from .running import Runtime
 from .steps import ModelSteps
 
 __all__ = ["Attachment", "undo"]
@@ -32,6 +32,7 @@ def undo(binding: Binding, turns: Overrides, overrides: Overrides, runtime: Runt
     """
     binding.unbind()
     runtime.detached = True
+    runtime.doors.set(False)
     runtime.retire_wrappers()
     turns.restore()
     overrides.restore()
@@ -165,6 +166,7 @@ class Attachment:
             raise ModelError(f"this {type(module).__name__} is not part of the attached model")
         runtime = self._runtime
         runtime.check_process("resident")
+        runtime.bring()
         hold = runtime.offloader.hold([self._binding.numbers[tensor] for tensor in tensors], runtime.stream())
         thread = get_ident()
         runtime.holders.append(thread)

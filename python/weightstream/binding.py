@@ -62,7 +62,8 @@ class _Leaf:
     @property
     def is_resident_buffer(self) -> bool:
         """Whether the model may write it: its device bytes are then the true ones."""
-        return not isinstance(self.tensor, nn.Parameter) and self.owner.block is None and not self.is_inner
+        plain = not isinstance(self.tensor, nn.Parameter) and not self.is_inner and not self.user.held
+        return plain and self.owner.block is None
 
 
 @dataclass(eq=False)
@@ -105,21 +106,28 @@ class Binding:
                     wrapper = forms.wrappers[id(registered)]
                     self._wrapped.setdefault(id(registered), _Wrapped(wrapper, [])).users.append(user)
 
-    def hand_over(self, plan: Plan, watch: Callable[[int], object] | None = None) -> list[str]:
+    def hand_over(
+        self,
+        plan: Plan,
+        watch: Callable[[int], object] | None = None,
+        locks: Callable[[Owned], bool] = lambda owned: True,
+    ) -> list[str]:
         """Gives the plan every tensor's bytes, some at a time, and lets go of those that were copied.
 
         The model stays a CPU model, bit for bit. Returns the names of the tensors that are read where they were; those of
-        them that are read from their file are in `in_files`. `watch` hears of the bytes page-locked, and may raise.
+        them that are read from their file are in `in_files`. `watch` hears of the bytes page-locked, and may raise. `locks`
+        says which tensors are page-locked.
         """
         in_place: list[str] = []
-        for group in self._groups():
+        for group in self._groups(locks):
+            lock = locks(group[0])
             keep = [[user.tensor.untyped_storage() for user in owned.users] for owned in group]
             entries = [
                 (self.numbers[owned.index], owned.span.address, owned.nbytes, storages)
                 for owned, storages in zip(group, keep)
             ]
             del keep
-            placed = plan.source(entries, watch)
+            placed = plan.source(entries, watch, lock)
             entries.clear()
             for owned, (address, capsule) in zip(group, placed):
                 if capsule is None:
@@ -273,15 +281,16 @@ class Binding:
                 if current is not None and current is not user.tensor:
                     user.module._buffers[user.name] = current.detach().to("cpu", copy=True)
 
-    def _groups(self) -> Iterator[list[Owned]]:
-        """The owned tensors that have bytes, base first, then block by block, cut where a group gets large."""
+    def _groups(self, locks: Callable[[Owned], bool]) -> Iterator[list[Owned]]:
+        """The owned tensors that have bytes, base first, then block by block, cut where a group gets large and where `locks`
+        says another thing."""
         orders = [self._ownership.base, *(block.tensors for block in self._ownership.blocks)]
         for order in orders:
             group: list[Owned] = []
             size = 0
             for index in order:
                 owned = self._ownership.tensors[index]
-                if group and size + owned.nbytes > _GROUP:
+                if group and (size + owned.nbytes > _GROUP or locks(owned) != locks(group[0])):
                     yield group
                     group, size = [], 0
                 if owned.nbytes:

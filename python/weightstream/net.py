@@ -19,7 +19,7 @@ from torch import nn
 from .calls import LEAVES
 from .overrides import Overrides
 from .ownership import Ownership
-from .runtime import Runtime
+from .running import Runtime
 from .towers import has_forward
 from .uncompiled import uncompiled
 from .wrap import Forward, Guarded, wrap_unit

@@ -124,8 +124,11 @@ def collect(
     *,
     flatten: Flatten = inner_tensors,
     large_buffer: int = LARGE_BUFFER,
+    buffers: bool = True,
 ) -> Ownership:
     """Finds every parameter and buffer of `model` and gives each an owner.
+
+    Without `buffers` those that a forward may write, and that share no bytes with a parameter, are left to their model.
 
     Raises ModelError, naming the tensor, for what has no bytes of its own (meta, lazy, sparse, opaque subclasses) or
     cannot be rebuilt from them, and for a model without parameters.
@@ -137,6 +140,8 @@ def collect(
     holders = _holders(model, blocks)
     tensors: list[Owned] = []
     for span, users in _grouped(_users(model, flatten)):
+        if not buffers and all(user.is_buffer and not _is_quantized(user) for user in users):
+            continue
         owners = set().union(*(holders[id(user.module)] for user in users))
         block = owners.pop() if len(owners) == 1 else None
         if block is not None and not _streams(users, span.nbytes, large_buffer):

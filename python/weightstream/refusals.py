@@ -66,6 +66,8 @@ def _saver(module: nn.Module, save: Callable[..., None], binding: Binding) -> Ca
             for name, tensor in entries.items():
                 if isinstance(tensor, Tensor) and isinstance(destination.get(prefix + name), Tensor):
                     host = binding.host_value(tensor)
+                    if host is None and tensor.device.type != "cpu":
+                        host = tensor.to("cpu")  # a buffer that stays on the device beside the model's pages
                     if host is not None:
                         destination[prefix + name] = host.detach()
 

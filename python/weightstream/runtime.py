@@ -1,186 +1,51 @@
-"""Whose turn it is: the state that the wrapped forwards of one attached model share.
+"""For code of models: where a module computes, and its weights before a method of its own reads them.
 
-Entering and leaving go straight to the engine. What is kept here tells the odd cases apart: a module called inside its
-own turn, a second thread, a forked child, a stream being captured, and turns that a lost exit (an interrupt between two
-bytecodes) left open.
+from weightstream import runtime
+
+noise = torch.randn(shape, device=runtime.execution_device(self))
+runtime.ensure_loaded(self)
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
-from contextlib import suppress
-from threading import get_ident
-from types import CodeType, FrameType, FunctionType
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
-from ._native import Offloader, Turns
-from .compiled import compiling, refuse_freezing
-from .devices import Target
-from .errors import StateError, WeightstreamError
-from .gradients import refuse_grad
-from .tracing import refuse_tracing
-from .uncompiled import uncompiled
+from .checks import MARK
+from .group import execution_scope
+from .registry import registry
 
-__all__ = ["ROOT", "Runtime"]
-
-ROOT = -1
-"""Stands for the root's forward among the open units."""
+__all__ = ["ensure_loaded", "execution_device", "execution_scope"]
 
 
-class Runtime:
-    """The open turns of one model and the way to its engine."""
+def execution_device(module: nn.Module) -> torch.device:
+    """The device on which a managed module computes, also while its weights are elsewhere. That of the first parameter or
+    buffer of a module that is not managed; the CPU for one that has none."""
+    owner = _owner(module)
+    if owner is not None:
+        return owner.device
+    for tensor in chain(module.parameters(), module.buffers()):
+        return tensor.device
+    return torch.device("cpu")
 
-    def __init__(self, offloader: Offloader, target: Target) -> None:
-        self.offloader = offloader
-        self.target = target
-        self.stream: Callable[[], int] = target.stream_getter()
-        self.turns = Turns(offloader, None if target.emulated else self.stream, torch.is_grad_enabled)
-        self.open: list[int] = self.turns.open
-        """Units that are entered, oldest first, and marks below zero: `ROOT`, blocks in segments. Empty between calls."""
-        self.retired: list[bool] = []
-        """What wrapped forwards look at to know that they are no longer in force; true once they are not."""
-        self.detached = False
-        """Whether the model was given back; a root's wrapped forward that somebody kept then passes its calls through."""
-        self.closing = False
-        """Whether the model is being given back: no forward may begin, and until all of it is done none will."""
-        self.held: dict[int, int] = {}
-        """How often each owned tensor is held by `resident`."""
-        self.copied: set[int] = set()
-        """Owned tensors that a forward read by a method outside their turn: the host's bytes were copied for it."""
-        self.holders: list[int] = []
-        """The threads that hold them."""
-        self.unit_of: dict[int, int] = {}
-        """The unit of each owned tensor that streams; what is not in it is always present."""
-        self._wrappers: set[CodeType] = set()
-        self._pid = os.getpid()
 
-    refuse_grad = staticmethod(refuse_grad)
-    """For `turns`, whose turns check their inputs and outputs."""
+def ensure_loaded(module: nn.Module) -> None:
+    """Brings what is resident of the model that owns `module` to the device; models that it does not accept leave. Blocks that
+    stream stay out until their turn. Does nothing for a module that is not managed."""
+    owner = _owner(module)
+    if owner is not None:
+        owner._runtime.check_process("ensure_loaded")
+        owner._runtime.bring()
 
-    @property
-    def thread(self) -> int:
-        """The thread that opened the turns. Set by that thread."""
-        return self.turns.thread
 
-    @thread.setter
-    def thread(self, ident: int) -> None:
-        self.turns.thread = ident
-
-    def wrapper(self, forward: FunctionType) -> FunctionType:
-        """Makes a wrapped forward known by its code, and keeps it out of compiled code."""
-        self._wrappers.add(forward.__code__)
-        return uncompiled(forward)
-
-    def retire_wrappers(self) -> None:
-        """Makes every wrapped forward there is pass its calls through: others take their place, or none."""
-        self.retired.append(True)
-        self.retired = []
-
-    def presence_of(self, tensor: int) -> Callable[[], bool]:
-        """A function that says whether the owned tensor's bytes are on the device now."""
-
-        def present() -> bool:
-            unit = self.unit_of.get(tensor)
-            # Another thread's turn may end while this one reads.
-            within = self.thread == get_ident()
-            if unit is None or (within and unit in self.open) or tensor in self.held:
-                return True
-            if within and self.open:
-                self.copied.add(tensor)
-            return False
-
-        return present
-
-    def arrive(self, unit: int, name: str) -> bool:
-        """Called by a wrapped forward before a turn that is not plainly the next one of a running step.
-
-        True if the call is made inside the unit's own turn, which is then already open. Raises StateError if the caller
-        may not enter.
-        """
-        self.check_process(name)
-        if self.closing:
-            raise StateError(
-                f"{name} was called while its model is being detached; if that was interrupted, call detach() again"
-            )
-        if not self.open:
-            self.check_stream(name)
-            refuse_tracing(name)
-            if compiling():
-                refuse_freezing(name)
-        elif self.thread != get_ident():
-            if self._running(sys._current_frames().get(self.thread)):
-                raise StateError(
-                    f"{name} was called from a second thread while another runs the model; an attached model is run by "
-                    f"one thread at a time"
-                )
-            self.recover()
-        else:
-            caller = sys._getframe(2)
-            if not self._running(caller):
-                self.recover()
-            elif unit == ROOT or (unit in self.open and self._running(caller, unit)):
-                return True
-            elif unit in self.open:
-                self.open.remove(unit)
-                self.abandon(unit)
-        self.thread = get_ident()
-        return False
-
-    def check_process(self, name: str) -> None:
-        """Refuses forked children: they share the addresses and have no engine."""
-        if os.getpid() != self._pid:
-            raise StateError(
-                f"{name} was called in a forked child of the process that attached it; attach after forking, or use the "
-                f"spawn start method"
-            )
-
-    def check_stream(self, name: str) -> None:
-        """Refuses a stream that somebody captures: copies would be frozen into their graph."""
-        if not self.target.emulated and torch.cuda.is_current_stream_capturing():
-            raise StateError(f"{name} was called while its stream is being captured into a CUDA graph; run it eagerly")
-
-    def abandon(self, unit: int) -> None:
-        """Leaves a unit after an error, which is what the caller sees: a second error is not raised over it."""
-        with suppress(WeightstreamError):  # it was not entered: the error came from there
-            self.offloader.leave(unit, self.stream())
-
-    def recover(self) -> None:
-        """Gives up what an error or a lost exit left open: the next turn waits for all work, then starts over."""
-        self.open.clear()
-        self.offloader.abandon_step()
-
-    def close(self) -> None:
-        """Closes the engine of a model that is gone, if this is the process it runs in."""
-        if os.getpid() == self._pid:
-            with suppress(WeightstreamError):
-                self.offloader.close()
-
-    def check_idle(self) -> None:
-        """Raises StateError while any thread is in a forward of this model, or computes with what it holds.
-
-        With `closing` set before, no forward begins behind this look.
-        """
-        here = get_ident()
-        for thread, frame in sys._current_frames().items():
-            if self._running(frame):
-                who = "the model" if thread == here else "another thread"
-                what = "is running" if thread == here else "runs the model"
-                raise StateError(f"detach was called while {who} {what}; let its forward end first")
-            if thread != here and thread in self.holders:
-                raise StateError("detach was called while another thread is in `with attachment.resident(...)`")
-        if self.open:
-            self.recover()
-
-    def _running(self, frame: FrameType | None, unit: int | None = None) -> bool:
-        """Whether a wrapped forward of this model (that of `unit`, if given) is on the stack that ends in `frame`."""
-        while frame is not None:
-            if frame.f_code in self._wrappers:
-                local: dict[str, Any] = frame.f_locals
-                if local.get("runtime") is self and (unit is None or local.get("unit") == unit):
-                    return True
-            frame = frame.f_back
-        return False
+def _owner(module: nn.Module) -> Any | None:
+    """The attachment that owns a module."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"this takes a torch.nn.Module, not a {type(module).__name__}")
+    owner = registry.owner_of(module)
+    if owner is None:
+        owner = module.__dict__.get(MARK)
+    return owner if owner is not None and owner.attached else None

@@ -26,7 +26,7 @@ from .overrides import Overrides
 from .ownership import Block, Ownership
 from .pacing import Pacing
 from .recorder import Recorder
-from .runtime import ROOT, Runtime
+from .running import ROOT, Runtime
 from .segments import Segment, coarsen, plan_segments, small_tensors
 from .trace import Trace
 from .wrap import Forward, Guarded, wrap_unit

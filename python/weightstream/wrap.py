@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .runtime import ROOT, Runtime
+from .running import ROOT, Runtime
 from .tracing import refuse_fakes
 
 __all__ = ["Forward", "Guarded", "Steps", "wrap_root", "wrap_unit"]
@@ -61,6 +61,8 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
             return inner(*args, **kwargs)
         if runtime.arrive(unit, name):
             return inner(*args, **kwargs)
+        if runtime.adapt is not None:
+            args, kwargs = runtime.adapt((args, kwargs))
         steps.before()
         turns.append(unit)
         try:

@@ -58,7 +58,10 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let class = match &error {
-            Error::Budget { .. } | Error::Plan(PlanError::BudgetTooSmall { .. }) => Class::Budget,
+            Error::Budget { .. } | Error::Crowded { .. } | Error::Plan(PlanError::BudgetTooSmall { .. }) => {
+                Class::Budget
+            }
+            Error::Busy { .. } => Class::State,
             Error::Plan(PlanError::ModelTooLarge { .. }) => Class::Model,
             Error::Engine(engine) => of_engine(engine),
             Error::Host(host) | Error::Unread { cause: host, .. } => of_host(host),

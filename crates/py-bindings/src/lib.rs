@@ -15,7 +15,9 @@ mod offloader;
 mod plan;
 mod process;
 mod quant;
+mod reserve;
 mod saving;
+mod share;
 mod sources;
 mod startup;
 mod turns;
@@ -30,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<offloader::Offloader>()?;
     module.add_class::<offloader::Hold>()?;
+    module.add_class::<share::Share>()?;
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
@@ -41,6 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoint::read_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::mapped, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
+    module.add_function(wrap_pyfunction!(reserve::share_reserved, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
     module.add_class::<startup::StartupRecorder>()?;
     module.add_class::<startup::StartupReport>()?;

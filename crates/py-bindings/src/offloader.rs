@@ -27,6 +27,8 @@ pub(crate) struct Inner {
     facade: RwLock<Option<OfProcess<Facade>>>,
     /// Whether entering and leaving wait.
     pub(crate) waits: bool,
+    /// Whether other models are on the device, so that beginning a step may take a switch.
+    shares: bool,
 }
 
 impl Inner {
@@ -61,10 +63,11 @@ fn order_of(order: Option<Vec<u32>>) -> Option<Vec<UnitId>> {
 }
 
 impl Offloader {
-    pub(crate) fn new(facade: Facade, kind: DeviceKind) -> Self {
+    pub(crate) fn new(facade: Facade, kind: DeviceKind, shares: bool) -> Self {
         Self {
             inner: Arc::new(Inner {
                 waits: kind == DeviceKind::Host || facade.is_staged(),
+                shares,
                 facade: RwLock::new(Some(OfProcess::new(facade))),
             }),
         }
@@ -89,7 +92,8 @@ impl Offloader {
     }
 
     fn begin_step(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        self.inner.with(py, self.inner.waits, |facade| facade.begin_step(StreamHandle(stream)))
+        self.inner
+            .with(py, self.inner.waits || self.inner.shares, |facade| facade.begin_step(StreamHandle(stream)))
     }
 
     fn end_step(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
@@ -161,6 +165,20 @@ impl Offloader {
         let tensors: Vec<TensorId> = tensors.into_iter().map(TensorId).collect();
         let units = self.inner.with(py, true, |facade| facade.hold(&tensors, StreamHandle(stream)))?;
         Ok(Hold { of: Arc::clone(&self.inner), units: RwLock::new(units) })
+    }
+
+    /// Whether the model is on the device; false once closed.
+    fn is_here(&self) -> bool {
+        let facade = self.inner.facade.read().unwrap_or_else(PoisonError::into_inner);
+        facade.as_ref().and_then(OfProcess::get).is_some_and(Facade::is_here)
+    }
+
+    fn arrive(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        self.inner.with(py, true, |facade| facade.arrive(StreamHandle(stream)))
+    }
+
+    fn vacate(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.with(py, true, Facade::vacate)
     }
 
     fn stats(&self, py: Python<'_>) -> PyResult<String> {

@@ -15,11 +15,21 @@ use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
 use crate::offloader::Offloader;
 use crate::process::OfProcess;
+use crate::share::Share;
 use crate::sources::Files;
 use crate::watched::watched_by;
 
 /// A tower as Python describes it: its name, and its blocks by name with their tensors.
 type Tower = (String, Vec<(String, Vec<u32>)>);
+
+/// Where a model shares its device: with whom, under which name, and whom it accepts; `None` is everyone.
+type Company<'py> = (PyRef<'py, Share>, String, Option<Vec<String>>);
+
+fn company_of(names: Option<Vec<String>>) -> weightstream::Company {
+    names.map_or(weightstream::Company::Everyone, |names| {
+        weightstream::Company::Of(names.into_iter().collect())
+    })
+}
 
 /// A model planned and not started.
 #[pyclass(frozen, module = "weightstream._native")]
@@ -31,6 +41,7 @@ pub(crate) struct Plan {
     cancel: Cancel,
     locked: Arc<AtomicU64>,
     kind: DeviceKind,
+    shares: bool,
 }
 
 #[pymethods]
@@ -47,9 +58,14 @@ impl Plan {
         look_ahead: Option<u32>,
         poison: bool,
         lock: Option<u64>,
+        place: Option<Company<'_>>,
     ) -> PyResult<Self> {
         let budget = self::budget(budget)?;
         let driver = device.driver()?;
+        let place =
+            place.map(|(share, name, company)| Ok::<_, PyErr>((share.share()?, name, company_of(company))));
+        let place = place.transpose()?;
+        let shares = place.is_some();
         let mut planned = py.detach(|| {
             guarded(|| {
                 let mut builder = Facade::builder(driver);
@@ -63,6 +79,9 @@ impl Plan {
                         name,
                         blocks.into_iter().map(|(name, tensors)| (name, ids(tensors))).collect(),
                     );
+                }
+                if let Some((share, name, company)) = place {
+                    builder.share(&share, name, company).raise_budget(true);
                 }
                 if let Some(most) = lock {
                     let levels = if most == 0 { Levels::NONE } else { Levels::ALL };
@@ -91,17 +110,34 @@ impl Plan {
             cancel,
             locked,
             kind: device.info().kind,
+            shares,
         })
+    }
+
+    /// What of the model is resident, and which blocks stream, before anything is allocated: by block, the bytes and
+    /// whether it is copied at each step.
+    fn blocks(&self) -> Vec<(u64, bool)> {
+        let planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(planned) = planned.as_ref().and_then(OfProcess::get) else { return Vec::new() };
+        let units = planned.plan().units.iter();
+        units.map(|unit| (unit.span.end - unit.span.start, !unit.is_resident())).collect()
+    }
+
+    fn raised(&self) -> Option<(u64, u64, String)> {
+        let planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+        let raised = planned.as_ref().and_then(OfProcess::get)?.raised()?;
+        Some((raised.asked.0, raised.minimum.0, raised.largest_unit.clone()))
     }
 
     /// Each entry is (tensor, address, size, keep-alive); each answer the address from now on, zero in a file, and a
     /// capsule if it changed.
-    #[pyo3(signature = (tensors, watch = None))]
+    #[pyo3(signature = (tensors, watch = None, lock = true))]
     fn source<'py>(
         &self,
         py: Python<'py>,
         tensors: Vec<(u32, u64, u64, Py<PyAny>)>,
         watch: Option<&Bound<'py, PyAny>>,
+        lock: bool,
     ) -> PyResult<Vec<(u64, Option<Bound<'py, PyAny>>)>> {
         let before: Vec<u64> = tensors.iter().map(|(_, address, ..)| *address).collect();
         let placed: Vec<Placed> = self.followed(py, watch, || {
@@ -111,7 +147,7 @@ impl Plan {
                 group.push((TensorId(id), files.bytes_at(address, Bytes(size), keep)?));
             }
             let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
-            Ok(planned.as_mut().and_then(OfProcess::get_mut).ok_or_else(started)?.source(group)?)
+            Ok(planned.as_mut().and_then(OfProcess::get_mut).ok_or_else(started)?.source_as(group, lock)?)
         })?;
         let answer = |(placed, before): (Placed, u64)| {
             // What lies in a file is seen through the mapping that it was handed over from.
@@ -130,7 +166,7 @@ impl Plan {
             let planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner).take();
             Ok(planned.and_then(OfProcess::into_inner).ok_or_else(started)?.start()?)
         })?;
-        Ok(Offloader::new(started, self.kind))
+        Ok(Offloader::new(started, self.kind, self.shares))
     }
 }
 

@@ -93,10 +93,14 @@ template <class F, class T, class P> DEVICE void flat(const P& params) {
         BARRIER();
         bool whole = wide && begin >= run.first && begin + TILE <= run.end;
         EACH_THREAD {
-            Bytes packed = {stage, (u32)from & 15};
+            // A round is whole words and blocks: where a thread's numbers lie in them is the same in each, and worked out once.
+            constexpr u32 ROUND = THREADS * N, WORDS = ROUND / F::ELEMENTS * F::BYTES / 4;
+            static_assert(ROUND % F::ELEMENTS == 0 && ROUND / F::ELEMENTS * F::BYTES % 4 == 0, "a round is no whole words");
+            u32 place = threadIdx.x * N;
 #pragma unroll 1
             for (u32 round = 0; round < ROUNDS; ++round) {
-                u32 place = (round * THREADS + threadIdx.x) * N, element = begin + place;
+                Bytes packed = {stage + round * WORDS, (u32)from & 15};
+                u32 element = begin + round * ROUND + place;
                 if (!whole && (element >= run.end || element + N <= run.first)) continue;
                 float v[N];
                 F::template decode<N>(params, table, packed, place, element, v);

@@ -1,5 +1,5 @@
-// The formats of Nunchaku: numbers of 4 bits in the order in which its kernels read them. A block decodes one tile: of SVDQ 128 rows ×
-// 64 columns, 4096 bytes that follow each other; of AWQ 4 rows of 64 columns at a time.
+// The formats of Nunchaku: numbers of 4 bits in the order in which its kernels read them. A block decodes one tile: of SVDQ 64 rows ×
+// 64 columns, which are 2048 bytes that follow each other; of AWQ 4 rows × 512 columns.
 #include "numbers.cuh"
 
 struct Nunchaku {
@@ -59,7 +59,7 @@ DEVICE u64 low_rank_place(u64 tile, u32 across, u32 along) {
 }
 
 // Rows of a tile that a thread decodes, and their distance: 32 threads lie below each other, 8 beside each other.
-constexpr u32 EACH = 4, BELOW = THREADS / 8;
+constexpr u32 EACH = 2, BELOW = THREADS / 8, ROWS = EACH * BELOW;
 // Ranks that are multiplied for one filling of shared memory.
 constexpr u32 STEP = 16;
 
@@ -87,11 +87,11 @@ DEVICE void packed_part(const Nunchaku& p, u32 row, u32 column, const double* sm
 template <class T> DEVICE void svdq(const Nunchaku& p) {
     SHARED(double, smooth, 64);
     SHARED(double, down, STEP * 64);
-    SHARED(float, up, 128 * STEP);
+    SHARED(float, up, ROWS * STEP);
     LOCAL(double, sums, EACH * 8);
     for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         u32 below = p.across.quotient(tile), column = (tile - below * p.across.divisor) * 64;
-        u32 row = ((u32)p.row_tiles + below) * 128;
+        u32 row = ((u32)p.row_tiles + below) * ROWS;
         EACH_THREAD {
             if (threadIdx.x < 64) {
                 u64 place = scale_place(1, column + threadIdx.x, 0);
@@ -113,7 +113,7 @@ template <class T> DEVICE void svdq(const Nunchaku& p) {
                     u64 place = low_rank_place((u64)(along / 16) * (p.rank / 16) + across / 16, across, along);
                     down[i] = (double)number_at(p.down, p.down_kind, place);
                 }
-                for (u32 i = threadIdx.x; i < 128 * STEP; i += THREADS) {
+                for (u32 i = threadIdx.x; i < ROWS * STEP; i += THREADS) {
                     u32 across = row + i / STEP, along = rank + i % STEP;
                     u64 place = low_rank_place((u64)(across / 16) * (p.rank / 16) + along / 16, across, along);
                     up[i] = number_at(p.up, p.up_kind, place);

@@ -43,29 +43,59 @@ RARE u64 place_beside(u32 order, u32 rows, u32 columns, u32 row, u32 column) {
     return place_of(order, rows, columns, row, column);
 }
 
-// N packed numbers of a byte each.
+// N bytes that are FP8, made numbers by way of f16, two at a time: each is the upper byte of a half.
+template <u32 N> DEVICE void by_halves(u32 pair, u32 index, float factor, float (&v)[N]) {
+    v[index] = from_half(pair & 0xffff) * factor;
+    v[index + 1] = from_half(pair >> 16) * factor;
+}
+// Two neighbours of a word as the upper bytes of halves.
+DEVICE u32 upper_bytes(u32 word, u32 first) { return choose(word, 0, first == 0 ? 0x1404 : 0x3424); }
+
+// Packed numbers: N of them, from words.
 struct E4m3 {
     static constexpr u32 ELEMENTS = 1, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return e4m3_above(choose(0, word, 0x4000 + 0x1000 * index)); }
+    template <u32 N> STATIC void numbers(const u32* words, float (&v)[N]) {
+        u32 nan = 0;
+        for (u32 i = 0; i < N; i += 4) {
+            // With an exponent of 4 bits in the place of 5 a half is smaller by 2^8, subnormal or not.
+            for (u32 j = 0; j < 4; j += 2) {
+                u32 pair = upper_bytes(words[i / 4], j);
+                by_halves<N>((pair & 0x7f007f00) >> 1 | (pair & 0x80008000), i + j, 256.0f, v);
+            }
+            nan |= (words[i / 4] & 0x7f7f7f7f) + 0x01010101;
+        }
+        // All seven bits set are no number.
+        if (nan & 0x80808080) {
+            for (u32 i = 0; i < N; ++i) {
+                if ((words[i / 4] >> 8 * (i % 4) & 0x7f) == 0x7f) v[i] = float_of(0x7fffffff);
+            }
+        }
+    }
 };
 struct E5m2 {
     static constexpr u32 ELEMENTS = 1, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return from_half(choose(word, 0, 0x4404 | index << 4)); }
+    template <u32 N> STATIC void numbers(const u32* words, float (&v)[N]) {
+        for (u32 i = 0; i < N; i += 2) by_halves<N>(upper_bytes(words[i / 4], i % 4), i, 1.0f, v);
+    }
 };
 struct Int8 {
     static constexpr u32 ELEMENTS = 1, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return signed_byte(word, index); }
+    template <u32 N> STATIC void numbers(const u32* words, float (&v)[N]) {
+        for (u32 i = 0; i < N; ++i) v[i] = signed_byte(words[i / 4], i % 4);
+    }
 };
 // Two a byte.
 struct E2m1 {
     static constexpr u32 ELEMENTS = 2, BYTES = 1;
-    STATIC float number(u32 word, u32 index) { return e2m1_above(word << (28 - 4 * index)); }
+    template <u32 N> STATIC void numbers(const u32* words, float (&v)[N]) {
+        for (u32 i = 0; i < N; ++i) v[i] = e2m1_above(words[0] << (28 - 4 * i));
+    }
 };
 
 template <class C> struct Packed {
-    static constexpr u32 ELEMENTS = C::ELEMENTS, BYTES = C::BYTES, ENTRIES = 2;
+    static constexpr u32 ELEMENTS = C::ELEMENTS, BYTES = C::BYTES, ENTRIES = 4;
 
-    // The two factors that all numbers have in common.
+    // What all numbers have in common: two factors, and scale and zero point if there is but one of each.
     STATIC void prepare(const Scaled& p, u32* table) {
         if (threadIdx.x != 0) return;
         float first = 1.0f, last = 1.0f;
@@ -82,31 +112,40 @@ template <class C> struct Packed {
         }
         table[0] = bits_of(first);
         table[1] = bits_of(last);
+        table[2] = bits_of(p.scale ? number_at(p.scale, p.scale_kind, 0) * first : 1.0f);
+        table[3] = bits_of(p.zero_point ? number_at(p.zero_point, p.zero_kind, 0) : 0.0f);
+    }
+
+    // What comes of N numbers that share a scale.
+    template <u32 N> STATIC void multiply(const Scaled& p, float zero_point, float scale, float last, float (&v)[N]) {
+        if (p.zero_point) {
+            for (u32 i = 0; i < N; ++i) v[i] = v[i] - zero_point;
+        }
+        if (p.scale) {
+            for (u32 i = 0; i < N; ++i) v[i] = v[i] * scale * last;
+        }
     }
 
     template <u32 N>
     STATIC void decode(const Scaled& p, const u32* table, Bytes tile, u32 place, u32 element, float (&v)[N]) {
-        constexpr u32 WORDS = N / ELEMENTS / 4 ? N / ELEMENTS / 4 : 1, EACH = N / WORDS;
+        constexpr u32 WORDS = N / ELEMENTS / 4 ? N / ELEMENTS / 4 : 1;
         u32 words[WORDS];
         tile.template take<WORDS * 4>(place / ELEMENTS, words);
-        if (ELEMENTS == 2 && p.swap) {
-            for (u32 i = 0; i < WORDS; ++i) words[i] = (words[i] >> 4 & 0x0f0f0f0f) | (words[i] & 0x0f0f0f0f) << 4;
-        }
-        for (u32 i = 0; i < N; ++i) v[i] = C::number(words[i / EACH], i % EACH);
+        if (ELEMENTS == 2 && p.swap) words[0] = (words[0] >> 4 & 0x0f0f0f0f) | (words[0] & 0x0f0f0f0f) << 4;
+        C::template numbers<N>(words, v);
 
         float first = float_of(table[0]), last = float_of(table[1]);
+        if (p.block_rows == 1 && p.block_columns == 1) {
+            multiply<N>(p, float_of(table[3]), float_of(table[2]), last, v);
+            return;
+        }
         u32 row = p.columns.quotient(element), column = element - row * p.columns.divisor;
         u32 across = p.width.quotient(column), within = column - across * p.width.divisor;
         if (within + N <= p.width.divisor && column + N <= p.columns.divisor) {
             u64 block = place_of(p.order, p.block_rows, p.block_columns, p.height.quotient(p.row + row), across);
-            float scale = p.scale ? number_at(p.scale, p.scale_kind, block) * first : 1.0f;
             float zero_point = p.zero_point ? number_at(p.zero_point, p.zero_kind, block) : 0.0f;
-            if (p.zero_point) {
-                for (u32 i = 0; i < N; ++i) v[i] = v[i] - zero_point;
-            }
-            if (p.scale) {
-                for (u32 i = 0; i < N; ++i) v[i] = v[i] * scale * last;
-            }
+            float scale = p.scale ? number_at(p.scale, p.scale_kind, block) * first : 1.0f;
+            multiply<N>(p, zero_point, scale, last, v);
             return;
         }
         // The end of a block or row lies among these: each looks for its own.

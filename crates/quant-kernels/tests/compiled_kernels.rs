@@ -16,14 +16,22 @@ fn kernels_are_the_decoders_bit_for_bit() {
     let Some(driver) = compiled::Compiled::new() else { return };
     let kernels = Kernels::new(driver);
     let cases = common::cases();
-    let mut found = Vec::new();
-    for case in &cases {
-        assert!(Kernels::supports(&case.weight), "{}", case.name);
-        kernels.prepare(&case.weight, TargetKind::F32).unwrap();
-        for end in [End::Start, End::Back] {
-            found.extend(differences(&kernels, case, end, StreamHandle::DEFAULT));
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let run = |first: usize| {
+        let mut found = Vec::new();
+        for case in cases.iter().skip(first).step_by(threads) {
+            assert!(Kernels::supports(&case.weight), "{}", case.name);
+            kernels.prepare(&case.weight, TargetKind::F32).unwrap();
+            for end in [End::Start, End::Back] {
+                found.extend(differences(&kernels, case, end, StreamHandle::DEFAULT));
+            }
         }
-    }
+        found
+    };
+    let found: Vec<_> = std::thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|first| scope.spawn(move || run(first))).collect();
+        started.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
     assert!(found.is_empty(), "{} runs differ: {found:#?}", found.len());
     println!("{} weights", cases.len());
 }

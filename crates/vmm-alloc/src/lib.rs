@@ -10,4 +10,5 @@ mod window;
 
 pub use error::{Result, UndoFailure, VmmError};
 pub use page::{Page, PagePool, PoolReport};
+pub use retire::poison_page;
 pub use space::{AddressSpace, SpaceReport};

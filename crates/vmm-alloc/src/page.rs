@@ -108,6 +108,11 @@ impl PagePool {
         self.inner.granule
     }
 
+    /// The driver that makes the pages.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.inner.driver
+    }
+
     /// Changes the limit. Below what is in use, takes are refused until enough pages were dropped.
     pub fn set_limit(&self, limit: Bytes) {
         self.inner.lock().limit = limit;

@@ -1,7 +1,9 @@
 //! The end of a range's use while tensors over it still live: nothing, or poison, behind their addresses.
 
+use std::sync::Arc;
+
 use crate::error::{Result, VmmError};
-use crate::page::PagePool;
+use crate::page::{Page, PagePool};
 use crate::space::{AddressSpace, twice};
 use crate::table::Table;
 
@@ -39,6 +41,22 @@ impl AddressSpace {
         self.poison_first_granule()
     }
 
+    /// As [`retire`](Self::retire), and then lets every address read `page`, made by [`poison_page`], so that ranges that end
+    /// together, or for a while, share one. See "Device work".
+    ///
+    /// # Errors
+    /// If the driver refuses. The error of a range that [`is_retired`](Self::is_retired) afterwards means that it is retired
+    /// without poison.
+    pub fn retire_to(&self, page: &Arc<Page>) -> Result<()> {
+        let mut table = self.lock();
+        table.expect_live()?;
+        if page.size() != self.granule() || !page.is_of(self.driver()) {
+            return Err(VmmError::ForeignPage { page: page.size(), granule: self.granule() });
+        }
+        self.retire_in(&mut table)?;
+        self.map_into(&mut table, 0, &vec![Arc::clone(page); self.granules() as usize + 1])
+    }
+
     /// Whether the range was retired.
     pub fn is_retired(&self) -> bool {
         self.lock().retired
@@ -70,4 +88,17 @@ impl AddressSpace {
         }
         Ok(filled?)
     }
+}
+
+/// A page of `pool` in which every byte is 0xFF, a NaN in every floating-point format, for whatever should not be read any
+/// more. Blocks until it is filled.
+///
+/// # Errors
+/// If the pool has no room for a page or the driver refuses. Nothing is held then.
+pub fn poison_page(pool: &PagePool) -> Result<Arc<Page>> {
+    let page = pool.take(1)?.remove(0);
+    let window = AddressSpace::reserve(Arc::clone(pool.driver()), pool.granule(), 1)?;
+    window.map(0, std::slice::from_ref(&page))?;
+    window.poison_first_granule()?;
+    Ok(page)
 }

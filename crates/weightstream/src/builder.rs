@@ -4,13 +4,17 @@
 use std::sync::Arc;
 
 use gpu_driver::{Bytes, Driver};
-use offload_core::{BlockDesc, EngineOptions, Layout, LayoutOptions, ModelDesc, TensorId, TowerDesc, Units};
+use offload_core::{
+    BlockDesc, Company, EngineOptions, Layout, LayoutOptions, ModelDesc, PlanError, TensorId, TowerDesc,
+    Units,
+};
 use pinned_pool::{HostStore, StoreOptions};
 
 use crate::budget::Budget;
-use crate::error::Result;
-use crate::planned::PlannedOffloader;
+use crate::error::{Error, Result};
+use crate::planned::{PlannedOffloader, Raised};
 use crate::request::Request;
+use crate::share::Share;
 
 /// A model being described. Nothing is allocated until it is planned and its bytes are handed over.
 ///
@@ -25,6 +29,8 @@ pub struct OffloaderBuilder {
     granule: Option<Bytes>,
     options: EngineOptions,
     store: StoreOptions,
+    share: Option<(Share, String, Company)>,
+    raises: bool,
 }
 
 impl OffloaderBuilder {
@@ -38,6 +44,8 @@ impl OffloaderBuilder {
             granule: None,
             options: EngineOptions::default(),
             store: StoreOptions::default(),
+            share: None,
+            raises: false,
         }
     }
 
@@ -93,6 +101,20 @@ impl OffloaderBuilder {
         self
     }
 
+    /// Shares the device with the other models of `share`: a page pool, a transit ring, and pages of this size. The model comes
+    /// to the device when it runs, and what it does not accept leaves then.
+    pub fn share(&mut self, share: &Share, name: impl Into<String>, company: Company) -> &mut Self {
+        self.granule = Some(share.granule());
+        self.share = Some((share.clone(), name.into(), company));
+        self
+    }
+
+    /// Raises a budget that is too small to the smallest that works, instead of refusing it.
+    pub fn raise_budget(&mut self, raises: bool) -> &mut Self {
+        self.raises = raises;
+        self
+    }
+
     /// Lays the model out and decides what is resident, whole blocks as units. Allocates nothing.
     ///
     /// # Errors
@@ -103,8 +125,19 @@ impl OffloaderBuilder {
         let limit = self.budget.resolve(self.driver.memory_info()?)?;
         let options = LayoutOptions { granularity: info.granularity, granule: self.granule };
         let layout = Layout::new(&self.model, &options)?;
-        let request = Request { limit, look_ahead: self.look_ahead };
-        let plan = request.plan(&layout, &Units::whole_blocks(&layout))?;
+        let mut request = Request { limit, look_ahead: self.look_ahead };
+        let units = Units::whole_blocks(&layout);
+        let mut raised = None;
+        let plan = match request.plan(&layout, &units) {
+            Err(Error::Plan(PlanError::BudgetTooSmall { budget, minimum, largest_unit, .. }))
+                if self.raises =>
+            {
+                request.limit = Some(minimum);
+                raised = Some(Raised { asked: budget, minimum, largest_unit });
+                request.plan(&layout, &units)?
+            }
+            planned => planned?,
+        };
         let line = Bytes(u64::from(layout.granules()) * layout.granule().0);
         let store = HostStore::builder(Arc::clone(&self.driver), line, self.store);
         Ok(PlannedOffloader {
@@ -116,6 +149,8 @@ impl OffloaderBuilder {
             plan,
             store,
             options: self.options,
+            share: self.share,
+            raised,
         })
     }
 }

@@ -60,6 +60,32 @@ pub enum Error {
         #[source]
         cause: HostError,
     },
+    /// A model cannot run while another of its device is in the middle of a step or held.
+    #[error(
+        "{model} cannot run now: {other}, which shares its device, is running or held; models that share a device run one after the other"
+    )]
+    Busy {
+        /// The model that was asked for.
+        model: String,
+        /// The one that is in the way.
+        other: String,
+    },
+    /// A model cannot run beside those that never leave the device.
+    #[error(
+        "{model} may take {needed} of the device, and {staying}, which stay, {taken}; together they may take {limit}: lower a budget, or let models leave"
+    )]
+    Crowded {
+        /// The model that was asked for.
+        model: String,
+        /// The most that it may take.
+        needed: Bytes,
+        /// Those that stay, by name.
+        staying: String,
+        /// The most that they may take.
+        taken: Bytes,
+        /// The most that all models may take.
+        limit: Bytes,
+    },
     /// The model cannot be planned.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -9,25 +9,28 @@ mod pace;
 mod planned;
 mod report;
 mod request;
+mod share;
 
 pub use budget::Budget;
 pub use builder::OffloaderBuilder;
 pub use error::{Error, Result};
 pub use offloader::Offloader;
 pub use pace::Gain;
-pub use planned::PlannedOffloader;
+pub use planned::{PlannedOffloader, Raised};
 pub use report::{HostReport, Report};
+pub use share::{Share, ShareReport};
 
 pub use gpu_driver::{
     Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, DriverError, MemoryInfo,
     StreamHandle,
 };
 pub use offload_core::{
-    BlockId, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote, StagingStats,
-    TensorId, UnitId, UnitPlan,
+    BlockId, Company, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote,
+    StagingStats, TensorId, UnitId, UnitPlan,
 };
 pub use pinned_pool::{
-    FileBytes, HostBytes, HostError, HostLevel, KeepAlive, Levels, Placed, SourceBytes, SourceFile,
-    StagingOptions, StoreOptions, Watch, Work,
+    BlockUse, FileBytes, HostBytes, HostError, HostLevel, KeepAlive, Levels, Pinning, Placed, ReserveBlock,
+    ReserveLimits, ReserveModel, ReservePlan, SourceBytes, SourceFile, StagingOptions, StoreOptions, Watch,
+    Work, memory_limit, memory_room, registered_bytes, reserved_share,
 };
 pub use vmm_alloc::{AddressSpace, VmmError};

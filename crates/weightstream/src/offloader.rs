@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::pace::{Gain, Pace};
 use crate::report::Report;
 use crate::request::Request;
+use crate::share::Place;
 
 /// Streams one model through a memory budget.
 ///
@@ -29,7 +30,9 @@ use crate::request::Request;
 /// submitted to the stream that was named; resident tensors are always right.
 #[derive(Debug)]
 pub struct Offloader {
-    pub(crate) engine: Engine,
+    /// Its place among the models of its device. Goes before the engine does.
+    pub(crate) place: Option<Place>,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) model: ModelDesc,
     pub(crate) request: Request,
@@ -134,7 +137,7 @@ impl Offloader {
     /// [`Engine::begin_step`].
     pub fn begin_step(&self, stream: StreamHandle) -> Result<()> {
         self.store.store.check_unchanged()?;
-        self.engine.begin_step(stream).map_err(|error| self.named(error))?;
+        self.running(stream, || self.engine.begin_step(stream))?;
         self.in_step.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -155,10 +158,11 @@ impl Offloader {
     /// # Errors
     /// Outside a step, a file of the model that is no longer what it was. Else see [`Engine::enter`].
     pub fn enter(&self, unit: UnitId, stream: StreamHandle) -> Result<()> {
-        if !self.in_step.load(Ordering::Relaxed) {
-            self.store.store.check_unchanged()?;
+        if self.in_step.load(Ordering::Relaxed) {
+            return self.engine.enter(unit, stream).map_err(|error| self.named(error));
         }
-        self.engine.enter(unit, stream).map_err(|error| self.named(error))
+        self.store.store.check_unchanged()?;
+        self.running(stream, || self.engine.enter(unit, stream))
     }
 
     /// A unit's turn ends.
@@ -195,7 +199,7 @@ impl Offloader {
         };
         let unit_of = |part| chosen.units.units.iter().position(|unit| holds(part, unit)).unwrap_or_default();
         let units = finest.units.iter().map(|part| UnitId(unit_of(part) as u32)).collect();
-        self.engine.replan(chosen.plan).map_err(|error| self.named(error))?;
+        self.replan(chosen.plan)?;
         Ok(units)
     }
 
@@ -261,7 +265,7 @@ impl Offloader {
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
         let plan = self.request.plan(self.engine.layout(), &finest)?;
-        self.engine.replan(plan).map_err(|error| self.named(error))?;
+        self.replan(plan)?;
         Ok((0..finest.units.len() as u32).map(UnitId).collect())
     }
 
@@ -288,7 +292,7 @@ impl Offloader {
             units.extend(self.unit_of(tensor)?);
         }
         let units: Vec<UnitId> = units.into_iter().collect();
-        self.engine.hold(&units, stream).map_err(|error| self.named(error))?;
+        self.running(stream, || self.engine.hold(&units, stream))?;
         Ok(units)
     }
 
@@ -316,7 +320,57 @@ impl Offloader {
     /// # Errors
     /// See [`Engine::close`].
     pub fn close(&self, stream: StreamHandle) -> Result<()> {
-        Ok(self.engine.close(stream)?)
+        self.engine.close(stream)?;
+        if let Some(place) = &self.place {
+            place.part();
+        }
+        Ok(())
+    }
+
+    /// Whether the model is on the device. Always, unless it shares the device with others.
+    pub fn is_here(&self) -> bool {
+        self.engine.is_here()
+    }
+
+    /// Brings a model that shares its device to it, as its next step would. Blocks until it is there.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], [`Error::Crowded`], or the driver's. Both models run right afterwards.
+    pub fn arrive(&self, stream: StreamHandle) -> Result<()> {
+        self.running(stream, || Ok(()))
+    }
+
+    /// Takes a model that shares its device off it, until it runs again. Blocks until its work has run. Does nothing to one
+    /// that is alone.
+    ///
+    /// # Errors
+    /// A step under way or a held unit: nothing was changed. Or the driver's; the next step makes it good.
+    pub fn vacate(&self) -> Result<()> {
+        self.place.as_ref().map_or(Ok(()), |place| place.vacate().map_err(|error| self.renamed(error)))
+    }
+
+    /// Does what runs the model: brings it to the device before, and keeps others from sending it away meanwhile.
+    fn running(&self, stream: StreamHandle, call: impl FnOnce() -> Result<(), EngineError>) -> Result<()> {
+        let done = match &self.place {
+            Some(place) => place.running(stream, call),
+            None => call().map_err(Error::from),
+        };
+        done.map_err(|error| self.renamed(error))
+    }
+
+    fn replan(&self, plan: Plan) -> Result<()> {
+        let done = match &self.place {
+            Some(place) => place.replan(plan),
+            None => self.engine.replan(plan).map_err(Error::from),
+        };
+        done.map_err(|error| self.renamed(error))
+    }
+
+    fn renamed(&self, error: Error) -> Error {
+        match error {
+            Error::Engine(error) => self.named(error),
+            other => other,
+        }
     }
 
     /// An error with names where the engine has numbers.

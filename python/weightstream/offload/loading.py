@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import MARK
 from ..errors import LoadingCancelled, StateError, WeightsError
+from ..quant_router.foreign import split_foreign
 from ..quant_router.merging import Foreign
 from ..startup.phases import phase
 from .applying import apply, expected_names
@@ -319,6 +320,7 @@ def _prepared(
             quantization_map = without_prefix(quantization_map or {}, guess)
         entries = leftover(entries, expected, quantization_map, source.metadata if source.unclear else None)
         entries = split_fused(entries, fused_split_map, shapes)
+    foreign = split_foreign(foreign, fused_split_map, {name for name, _ in model.named_modules()})
     fitted(entries, source.metadata, expected, source.notes)
     return entries, foreign
 

@@ -58,24 +58,22 @@ def replace_layers(
     prepared, after = prepare(model, foreign, rules.default, -1)
     for name, one in foreign.items():
         if name in prepared:
+            done.update(f"{name}.{own}" for own in _own_names(model, name))
             continue
         module = _module(model, name)
         if module is None:
             unfit.append(f"{name}.weight")
             continue
-        dtype = rules.default or torch.bfloat16
-        layer = foreign_layer(name, module, one, dtype)
-        put(model, name, layer)
-    for name in foreign:
-        done.update(f"{name}.{own}" for own in _own_names(model, name))
+        put(model, name, foreign_layer(name, module, one))
+        # Its own loader takes them, with all the others.
+        sd.update({f"{name}.{tensor}" if name else tensor: value for tensor, value in one.tensors.items()})
     return done, unfit, after
 
 
 def _own_names(model: nn.Module, name: str) -> list[str]:
+    """What a module that its handler put in has already."""
     module = _module(model, name)
-    if module is None:
-        return []
-    return [own for own, _ in module.named_parameters()] + list(module.state_dict()) + ["weight", "bias"]
+    return [] if module is None else [own for own, parameter in module.named_parameters() if not parameter.is_meta]
 
 
 def _put_layers(model: nn.Module, packed: Packed, places: Mapping[str, Place], rules: DtypeRules) -> set[str]:

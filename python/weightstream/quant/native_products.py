@@ -7,6 +7,7 @@ unless somebody sets it. Where shapes, types or the device do not allow it, None
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Optional
 
 import torch
@@ -35,8 +36,8 @@ def product(layer: Any, input: Tensor, bias: Optional[Tensor]) -> Optional[Tenso
         return None
     parts = known.typed(layer._quant_parts())
     flat = input.reshape(-1, input.shape[-1])
-    if multiply is _int8 and flat.is_cuda and flat.shape[0] <= 16:
-        return None  # cuBLAS takes no fewer rows
+    if multiply is _int8 and not _has_int8(flat):
+        return None
     scale = parts["Scale"].reshape(-1).float()
     if scaled["global"] == "Per127":
         scale = scale * (1.0 / 127.0)
@@ -44,6 +45,22 @@ def product(layer: Any, input: Tensor, bias: Optional[Tensor]) -> Optional[Tenso
     if bias is not None:
         output = output + bias
     return output.to(input.dtype).view(*input.shape[:-1], layer.out_features)
+
+
+def _has_int8(flat: Tensor) -> bool:
+    if flat.is_cuda:
+        return flat.shape[0] > 16  # cuBLAS takes no fewer rows
+    return flat.device.type == "cpu" and _cpu_has_int8()
+
+
+@lru_cache(maxsize=1)
+def _cpu_has_int8() -> bool:
+    """Whether this PyTorch multiplies INT8 on the CPU: not all that we run on do."""
+    try:
+        torch._int_mm(torch.zeros(32, 32, dtype=torch.int8), torch.zeros(32, 32, dtype=torch.int8))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _has_fp8(device: torch.device) -> bool:

@@ -20,6 +20,7 @@ from ..errors import QuantizationError
 from .description import Description, as_bytes, described
 from .devices import on_device
 from .rotation import rotated
+from .selecting import selected
 
 __all__ = ["dequantize", "dequantize_parts", "dequantize_rows", "rotate"]
 
@@ -84,6 +85,10 @@ def _rows_cpu(parts: Sequence[Tensor], weight: str, rows: Tensor, dtype: torch.d
 def _rows_cuda(parts: Sequence[Tensor], weight: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
     # Which rows is known to the device alone; asking would make the host wait.
     known = described(weight)
+    picked = selected(known, parts, rows.reshape(-1))
+    if picked is not None:
+        some, packed = picked
+        return on_device(some, packed, (0, some.rows), dtype).view(*rows.shape, known.columns)
     whole = on_device(known, parts, (0, known.rows), dtype).view(known.rows, known.columns)
     return torch.nn.functional.embedding(rows, whole)
 

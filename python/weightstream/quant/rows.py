@@ -7,16 +7,17 @@ share bytes.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
 from .._native import QuantWeight
-from .description import described
+from .description import Description, described
 from .finding import Packed
 
-__all__ = ["Rows", "take_rows"]
+__all__ = ["Rows", "take_rows", "taken_parts"]
 
 Rows = Union[slice, Tensor]
 """Rows that follow each other, or row numbers in any order."""
@@ -25,6 +26,24 @@ Rows = Union[slice, Tensor]
 def take_rows(packed: Packed, rows: Rows, name: str) -> Optional[Packed]:
     """Rows of a matrix, under another name. None if they cannot be had without dequantizing."""
     known = described(packed.weight.to_json())
+    parts = taken_parts(known, packed.parts, rows)
+    if parts is None:
+        return None
+    count = len(rows) if isinstance(rows, Tensor) else rows.stop - (rows.start or 0)
+    fields = json.loads(known.text)
+    fields["shape"] = [count, known.columns]
+    for entry in fields["parts"]:
+        taken = parts[entry["tensor"]]
+        if known.blocks is not None:
+            entry["shape"] = fields["shape"]
+        elif taken is not packed.parts[entry["tensor"]]:
+            entry["shape"] = list(taken.shape)
+    weight = QuantWeight.from_json(json.dumps(fields))
+    return Packed(name, weight, parts, packed.handler, dict(packed.hints), dict(packed.metadata))
+
+
+def taken_parts(known: Description, parts: Mapping[str, Tensor], rows: Rows) -> Optional[dict[str, Tensor]]:
+    """What of each part belongs to some rows of a matrix; None where that is no tensor."""
     if len(known.shape) != 2:
         return None
     form = known.fields["format"]
@@ -33,28 +52,22 @@ def take_rows(packed: Packed, rows: Rows, name: str) -> Optional[Packed]:
     if cut is None:
         return None
     if kind == "Ggml":
-        settings = {"columns": packed.weight.block[1]}
-    start, stop = (rows.start or 0, rows.stop) if isinstance(rows, slice) else (None, None)
-    parts: dict[str, Tensor] = {}
-    fields = json.loads(known.text)
-    count = len(rows) if isinstance(rows, Tensor) else stop - start
-    fields["shape"] = [count, known.columns]
-    for entry in fields["parts"]:
-        tensor = packed.parts[entry["tensor"]]
-        taken = cut(settings, entry["role"], tensor, rows, known.shape)
+        settings = {"columns": known.weight.block[1]}
+    result: dict[str, Tensor] = {}
+    for role, name in zip(known.roles, known.tensors):
+        taken = cut(settings, role, parts[name], rows, known.shape)
         if taken is None:
             return None
-        parts[entry["tensor"]] = taken
-        if kind == "Ggml":
-            entry["shape"] = fields["shape"]
-        elif taken is not tensor:
-            entry["shape"] = list(taken.shape)
-    weight = QuantWeight.from_json(json.dumps(fields))
-    return Packed(name, weight, parts, packed.handler, dict(packed.hints), dict(packed.metadata))
+        result[name] = taken
+    return result
 
 
 def _first(tensor: Tensor, rows: Rows) -> Tensor:
-    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+    if isinstance(rows, slice):
+        return tensor[rows]
+    if tensor.is_floating_point() and tensor.dtype.itemsize == 1:  # which few operators take
+        return tensor.view(torch.uint8).index_select(0, rows).view(tensor.dtype)
+    return tensor.index_select(0, rows)
 
 
 def _ggml(settings: dict[str, int], role: str, tensor: Tensor, rows: Rows, shape: torch.Size) -> Optional[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Optional
 
 import torch
@@ -13,7 +13,7 @@ from .calling import call
 from .merging import Foreign
 from .registry import Registered
 
-__all__ = ["foreign_layer", "linear_class", "prepare", "split"]
+__all__ = ["foreign_layer", "linear_class", "prepare", "split_foreign"]
 
 
 def linear_class(one: Registered) -> type[nn.Module]:
@@ -45,8 +45,8 @@ def kind_of(one: Registered, kind: Any) -> Any:
     return kind
 
 
-def foreign_layer(name: str, module: nn.Module, foreign: Foreign, dtype: torch.dtype) -> nn.Module:
-    """The handler's layer for a module of the model, with its tensors in it."""
+def foreign_layer(name: str, module: nn.Module, foreign: Foreign) -> nn.Module:
+    """The handler's layer for a module of the model, whose tensors are yet to be loaded."""
     cls = linear_class(foreign.handler)
     if not isinstance(module, nn.Linear):
         raise QuantizationError(
@@ -58,13 +58,11 @@ def foreign_layer(name: str, module: nn.Module, foreign: Foreign, dtype: torch.d
     layer = call(foreign.handler.name, cls.qcreate, [module], settings)
     if not isinstance(layer, nn.Module):
         raise QuantizationError(f"qcreate of the handler {foreign.handler.name} gives no layer for {name}")
-    try:
-        layer.load_state_dict(foreign.tensors, strict=True, assign=True)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise QuantizationError(
-            f"{name} does not fit the layer of {foreign.handler.name}: {'; '.join(lines[:8])}"
-        ) from None
+    for scale in ("input_scale", "output_scale"):
+        # Of quanto's layers; files of weights alone have none, and 1 is what they are then.
+        held = layer._buffers.get(scale)
+        if held is not None and held.is_meta:
+            layer._buffers[scale] = torch.ones(held.shape, dtype=held.dtype)
     layer.train(module.training)
     layer.requires_grad_(False)
     return layer
@@ -95,15 +93,38 @@ def prepare(
     return done, after
 
 
-def split(
-    one: Registered, tensors: dict[str, Tensor], split_map: Any, quant_map: Any, bases: list[str], verbose: int
-) -> Any:
-    """Lets a handler split fused weights of its format: (tensors, the bases that were split), or None if it cannot."""
-    function = getattr(one.module, "split_fused_weights", None)
-    if not callable(function):
-        return None
-    settings = {
-        "split_map": split_map, "fused_split_map": split_map, "quantization_map": quant_map, "allowed_bases": bases,
-        "default_dtype": None, "verboseLevel": verbose,
-    }  # fmt: skip
-    return call(one.name, function, [tensors, split_map], settings)
+def split_foreign(
+    foreign: Mapping[str, Foreign], split_map: Optional[Mapping[str, Any]], modules: Container[str], verbose: int = -1
+) -> dict[str, Foreign]:
+    """The modules of an application's formats, fused ones split by their handlers for a model that has `modules`.
+
+    QuantizationError if a handler cannot.
+    """
+    result = dict(foreign)
+    for name, one in foreign.items():
+        key = next((key for key in split_map or () if name == key or name.endswith("." + key)), None)
+        if key is None or name in modules:
+            continue
+        function = getattr(one.handler.module, "split_fused_weights", None)
+        if not callable(function):
+            raise QuantizationError(f"{name} is fused, and the handler {one.handler.name} has no split_fused_weights()")
+        tensors = {f"{name}.{tensor}": value for tensor, value in one.tensors.items()}
+        quant_map = {name: {"weights": one.kind, "activations": "none"}}
+        settings = {
+            "split_map": split_map, "fused_split_map": split_map, "quantization_map": quant_map, "allowed_bases": [name],
+            "default_dtype": None, "verboseLevel": verbose,
+        }  # fmt: skip
+        answer = call(one.handler.name, function, [tensors], settings, "split_fused_weights")
+        made = answer[0] if isinstance(answer, tuple) else answer
+        base = name[: len(name) - len(key)]
+        entry = split_map[key] if split_map else ()
+        parts = [base + part for part in (entry.get("mapped_modules", ()) if isinstance(entry, Mapping) else entry)]
+        del result[name]
+        for part in parts:
+            own = {tensor[len(part) + 1 :]: value for tensor, value in made.items() if tensor.startswith(part + ".")}
+            if not own:
+                raise QuantizationError(
+                    f"split_fused_weights of the handler {one.handler.name} gives nothing for {part}"
+                )
+            result[part] = Foreign(one.handler, one.kind, own)
+    return result

@@ -12,6 +12,7 @@ use super::device::Device;
 use super::error::{EngineError, Result};
 use super::memory::Memory;
 use super::replan::check_plan;
+use super::shared::SharedPages;
 use super::source::{Source, check_source};
 use super::state::State;
 use super::stats::{EngineReport, EngineStats, StagingStats, UnitReport};
@@ -84,6 +85,24 @@ impl Engine {
         Ok(engine)
     }
 
+    /// An engine that shares its device with others: the pool's pages, and the ring of `shared`. Nothing is mapped until a
+    /// step begins or [`arrive`](Self::arrive); the plan may take at most `most` of the pool.
+    ///
+    /// Who uses the ring, and which models are on the device together, is decided by whoever made `shared`: at most one of
+    /// its engines may be in a step that streams, and before another begins one, the first must [`rest`](Self::rest) or
+    /// [`vacate`](Self::vacate).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), as far as nothing is mapped; also if the layout's granule is not that of the pool.
+    pub fn sharing(desc: EngineDesc, shared: Arc<SharedPages>, most: Bytes) -> Result<Self> {
+        let granule = desc.pool.granule();
+        if desc.layout.granule() != granule {
+            let what = format!("a line of granules of {} in a pool of {granule}", desc.layout.granule());
+            return Err(EngineError::ForeignPlan { what });
+        }
+        Self::made(desc, Some((shared, most)))
+    }
+
     /// Puts the first plan in place.
     pub(super) fn map(&self) -> Result<()> {
         let mut state = self.lock();
@@ -99,13 +118,19 @@ impl Engine {
 
     /// All but the plan, which is pending.
     pub(super) fn unmapped(desc: EngineDesc) -> Result<Self> {
+        Self::made(desc, None)
+    }
+
+    fn made(desc: EngineDesc, shared: Option<(Arc<SharedPages>, Bytes)>) -> Result<Self> {
         let EngineDesc { driver, layout, plan, pool, source, options } = desc;
-        check_plan(&plan, &layout, pool.report().limit)?;
+        let (shared, most) = shared.unzip();
+        check_plan(&plan, &layout, most.unwrap_or_else(|| pool.report().limit))?;
         check_source(&*source, &layout)?;
         let device = Device::new(&driver, options.poison_after_use, options.guard)?;
         let space = AddressSpace::reserve(driver, layout.granule(), layout.granules())?;
-        let memory = Memory::new(Arc::clone(&space), pool);
-        let state = State::new(Arc::new(plan), memory, device, source, options.staging, &layout)?;
+        let memory = Memory::new(Arc::clone(&space), pool, shared);
+        let mut state = State::new(Arc::new(plan), memory, device, source, options.staging, &layout)?;
+        state.most = most;
         Ok(Self { space, layout, state: Mutex::new(state) })
     }
 
@@ -222,7 +247,10 @@ impl Engine {
         state.memory.let_go();
         // One holder is this engine, another its memory.
         if Arc::strong_count(&self.space) > 2 && !self.space.is_retired() {
-            self.space.retire_to_poison(&state.memory.pool)?;
+            match state.memory.shared() {
+                Some(shared) => self.space.retire_to(&shared.poison()?)?,
+                None => self.space.retire_to_poison(&state.memory.pool)?,
+            }
         } else {
             self.space.retire()?;
         }
@@ -287,6 +315,7 @@ impl Engine {
             page_limit_bytes: pool.limit.0,
             page_bytes_in_use: pool.in_use.0,
             page_bytes_peak: pool.peak.0,
+            is_here: !state.away && !state.closed,
             replan_pending: state.pending.is_some(),
             recovery_pending: state.failed,
             staging: state.device.staging().map(StagingStats::from),

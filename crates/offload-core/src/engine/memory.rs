@@ -8,6 +8,9 @@
 //! [`Memory::reach`] reads what is mapped rather than what should be, so that it can be called again after it failed
 //! half way, and the first plan is reached like any other. It does not wait for the device: its caller has.
 //!
+//! Where models share a device, the ring's pages are theirs together, and [`Memory::leave`] gives the own pages of a model
+//! that is not needed now to others; its addresses then alias a page of poison until the model comes back.
+//!
 //! **Invariants.** No page is taken while a spare one is left, so the pages held never exceed what the larger of
 //! the two plans needs. An own page keeps its bytes as long as its granule stays resident.
 #![forbid(unsafe_code)]
@@ -20,6 +23,7 @@ use gpu_driver::{Access, Bytes, PageHandle};
 use vmm_alloc::{AddressSpace, Page, PagePool};
 
 use super::error::Result;
+use super::shared::SharedPages;
 use crate::plan::{Backing, Plan};
 
 /// Addresses, and the pages behind them by purpose.
@@ -27,6 +31,8 @@ use crate::plan::{Backing, Plan};
 pub(super) struct Memory {
     pub(super) space: Arc<AddressSpace>,
     pub(super) pool: PagePool,
+    /// If other models are on the device; `ring` is then the part of theirs that this one has mapped.
+    shared: Option<Arc<SharedPages>>,
     ring: Vec<Arc<Page>>,
     /// Mapped nowhere, kept between a failure and the call that makes it good.
     spare: Vec<Arc<Page>>,
@@ -37,15 +43,24 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn new(space: Arc<AddressSpace>, pool: PagePool) -> Self {
+    pub(super) fn new(space: Arc<AddressSpace>, pool: PagePool, shared: Option<Arc<SharedPages>>) -> Self {
         let filled = vec![false; space.granules() as usize];
-        Self { space, pool, ring: Vec::new(), spare: Vec::new(), filled, unsure: false }
+        Self { space, pool, shared, ring: Vec::new(), spare: Vec::new(), filled, unsure: false }
     }
 
     /// Maps what `plan` wants. The device is idle on everything that is mapped now.
     pub(super) fn reach(&mut self, plan: &Plan) -> Result<()> {
+        let reached = self.map_all(plan);
+        if reached.is_err() && self.shared.is_some() {
+            self.spare.clear(); // Others may need them, and those that are missing next time are within the limit.
+        }
+        reached
+    }
+
+    fn map_all(&mut self, plan: &Plan) -> Result<()> {
         let unsure = std::mem::replace(&mut self.unsure, true);
         let ring_pages = plan.ring_granules as usize;
+        self.follow_ring()?;
         let changed = self.changed(plan);
         self.vacate(&changed, ring_pages)?;
         self.stock(plan, &changed, ring_pages)?;
@@ -66,8 +81,10 @@ impl Memory {
     fn changed(&self, plan: &Plan) -> Vec<bool> {
         let ring: HashMap<PageHandle, u32> =
             (0..).zip(&self.ring).map(|(i, page)| (page.handle(), i)).collect();
+        let poison = self.poison_handle();
         let kept = |granule: u32, want: &Backing| {
-            let is = self.space.page(granule).map(|page| ring.get(&page.handle()).copied());
+            let is = self.space.page(granule).filter(|page| Some(page.handle()) != poison);
+            let is = is.map(|page| ring.get(&page.handle()).copied());
             match (is, *want) {
                 (Some(None), Backing::Own) => true,
                 (Some(Some(is)), Backing::Ring(want)) => is == want && want < plan.ring_granules,
@@ -79,12 +96,13 @@ impl Memory {
 
     /// Unmaps what changes and keeps its pages as spare ones.
     fn vacate(&mut self, changed: &[bool], ring_pages: usize) -> Result<()> {
-        let ring: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
+        let mut others: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
+        others.extend(self.poison_handle());
         for run in runs(changed) {
             let own: Vec<_> = run
                 .clone()
                 .filter_map(|granule| self.space.page(granule))
-                .filter(|page| !ring.contains(&page.handle()))
+                .filter(|page| !others.contains(&page.handle()))
                 .collect();
             self.space.unmap(run.start, run.end - run.start)?;
             self.spare.extend(own);
@@ -92,7 +110,12 @@ impl Memory {
         }
         if self.ring.len() > ring_pages {
             // Nothing is mapped to these any more: each of their granules has changed.
-            self.spare.extend(self.ring.drain(ring_pages..));
+            let given_up = self.ring.split_off(ring_pages);
+            // Pages of a shared ring are spare only if no other model has them mapped.
+            self.spare.extend(match &self.shared {
+                Some(shared) => shared.trim_to_floor(ring_pages),
+                None => given_up,
+            });
         }
         Ok(())
     }
@@ -101,13 +124,21 @@ impl Memory {
     fn stock(&mut self, plan: &Plan, changed: &[bool], ring_pages: usize) -> Result<()> {
         let own =
             plan.backing.iter().zip(changed).filter(|(want, changed)| **changed && **want == Backing::Own);
+        if let Some(shared) = &self.shared {
+            self.ring = shared.ring(ring_pages);
+        }
         let needed = own.count() + ring_pages - self.ring.len();
         let missing = needed.saturating_sub(self.spare.len());
         if missing > 0 {
             self.spare.extend(self.pool.take(missing)?);
         }
-        while self.ring.len() < ring_pages {
-            self.ring.extend(self.spare.pop());
+        while self.ring.len() < ring_pages
+            && let Some(page) = self.spare.pop()
+        {
+            if let Some(shared) = &self.shared {
+                shared.extend(Arc::clone(&page));
+            }
+            self.ring.push(page);
         }
         Ok(())
     }
@@ -136,6 +167,64 @@ impl Memory {
             }
         }
         Ok(())
+    }
+
+    /// Gives up the own pages, and lets their addresses read poison; those of the ring's first `keep` pages go on reading
+    /// these. What is mapped has been waited for. Gives the pages, for whoever comes next. Can be called again after it failed,
+    /// and with a smaller `keep`.
+    pub(super) fn leave(&mut self, keep: usize) -> Result<Vec<Arc<Page>>> {
+        let Some(shared) = self.shared.clone() else { return Ok(Vec::new()) };
+        let poison = shared.poison()?;
+        self.unsure = true;
+        self.space.set_tail(&poison)?; // First, or it keeps a page that is no granule's any more.
+        let kept: Vec<PageHandle> =
+            self.ring.iter().take(keep).chain([&poison]).map(|page| page.handle()).collect();
+        let ring: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
+        let gone = |granule| self.space.page(granule).is_none_or(|page| !kept.contains(&page.handle()));
+        let gone: Vec<bool> = (0..self.space.granules()).map(gone).collect();
+        let mut given = std::mem::take(&mut self.spare);
+        for run in runs(&gone) {
+            let own = run.clone().filter_map(|granule| self.space.page(granule));
+            let own: Vec<_> = own.filter(|page| !ring.contains(&page.handle())).collect();
+            self.filled[run.start as usize..run.end as usize].fill(false);
+            self.space.remap(run.start, &vec![Arc::clone(&poison); run.len()])?;
+            given.extend(own);
+        }
+        self.ring.truncate(keep);
+        self.unsure = false;
+        Ok(given)
+    }
+
+    /// Takes pages that others gave up, to be used before new ones are made.
+    pub(super) fn take_over(&mut self, pages: Vec<Arc<Page>>) {
+        self.spare.extend(pages);
+    }
+
+    /// Whether the pool's pages and the ring are shared with other models.
+    pub(super) fn shared(&self) -> Option<&Arc<SharedPages>> {
+        self.shared.as_ref()
+    }
+
+    /// Lets go of ring pages that are not the shared ring's any more: a failure kept this model from doing so in time.
+    fn follow_ring(&mut self) -> Result<()> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let now = shared.ring(self.ring.len());
+        let same = self.ring.iter().zip(&now).take_while(|(is, now)| Arc::ptr_eq(is, now)).count();
+        if same < self.ring.len() {
+            let stale: Vec<PageHandle> = self.ring[same..].iter().map(|page| page.handle()).collect();
+            let is_stale =
+                |granule| self.space.page(granule).is_some_and(|page| stale.contains(&page.handle()));
+            let flags: Vec<bool> = (0..self.space.granules()).map(is_stale).collect();
+            for run in runs(&flags) {
+                self.space.unmap(run.start, run.end - run.start)?;
+            }
+            self.ring.truncate(same);
+        }
+        Ok(())
+    }
+
+    fn poison_handle(&self) -> Option<PageHandle> {
+        self.shared.as_ref().and_then(|shared| shared.poison_handle())
     }
 
     /// Runs of resident granules that do not hold the model's bytes yet.

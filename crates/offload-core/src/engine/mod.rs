@@ -13,7 +13,9 @@ mod device;
 mod error;
 mod hold;
 mod memory;
+mod presence;
 mod replan;
+mod shared;
 mod source;
 mod staged;
 mod staging;
@@ -23,6 +25,7 @@ mod timing;
 
 pub use core::{Engine, EngineDesc, EngineOptions};
 pub use error::EngineError;
+pub use shared::SharedPages;
 pub use source::{Source, SourcePart, StoreSource};
 pub use stats::{EngineReport, EngineStats, StagingStats, UnitReport};
 pub use timing::StepTimes;

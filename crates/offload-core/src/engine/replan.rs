@@ -24,16 +24,12 @@ const TELLING: u64 = 64 << 20;
 impl State {
     /// Puts another plan in place. Blocks until all work has run.
     pub(super) fn replan(&mut self, plan: Plan, layout: &Layout) -> Result<()> {
-        const CALL: &str = "a replan";
-        self.check_thread()?;
-        if self.step.is_some() {
-            return Err(EngineError::InStep { call: CALL });
-        }
-        if let Some(unit) = self.schedule.held_units().next() {
-            return Err(EngineError::Held { call: CALL, unit });
-        }
-        check_plan(&plan, layout, self.memory.pool.report().limit)?;
+        self.check_between("a replan")?;
+        check_plan(&plan, layout, self.page_limit())?;
         self.pending = Some(Arc::new(plan));
+        if self.away {
+            return Ok(()); // Put in place when the model comes.
+        }
         self.replace_plan()
     }
 
@@ -66,13 +62,17 @@ impl State {
         self.failed = false;
         self.plan = plan;
         self.pending = None;
-        self.stats.replans += 1;
+        if std::mem::take(&mut self.away) {
+            self.stats.arrivals += 1;
+        } else {
+            self.stats.replans += 1;
+        }
         self.timing.forget();
         Ok(())
     }
 
     /// Copies to resident granules what they do not hold yet. Blocks.
-    fn upload(&mut self, plan: &Plan) -> Result<()> {
+    pub(super) fn upload(&mut self, plan: &Plan) -> Result<()> {
         let runs = self.memory.unfilled(plan);
         let copies = runs.iter().map(|run| self.prepared(&self.memory.bytes_of(run)));
         let copies = copies.collect::<Result<Vec<_>>>()?;

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-use gpu_driver::StreamHandle;
+use gpu_driver::{Bytes, StreamHandle};
 use pinned_pool::{HostError, StagingOptions};
 
 use super::device::Device;
@@ -45,11 +45,15 @@ pub(super) struct State {
     /// Where tensors begin on the line, in order.
     starts: Vec<(u64, TensorId)>,
     pub(super) stats: EngineStats,
+    /// The most of a shared pool that a plan may take; the pool's own limit if it is not shared.
+    pub(super) most: Option<Bytes>,
     /// A plan to be put in place before anything runs.
     pub(super) pending: Option<Arc<Plan>>,
     /// Whether a call failed, so that presence is not known.
     pub(super) failed: bool,
     pub(super) closed: bool,
+    /// Whether the model left the device: its own pages are others' now, or it has not come yet.
+    pub(super) away: bool,
     pub(super) step: Option<Step>,
     /// Visits entered and not left.
     pub(super) visits: u32,
@@ -77,6 +81,7 @@ impl State {
             .map(|tensor| (layout.offset(tensor), tensor))
             .collect();
         starts.sort_unstable();
+        let memory_is_shared = memory.shared().is_some();
         Ok(Self {
             schedule: Schedule::for_plan(&plan).map_err(EngineError::Visit)?,
             pending: Some(Arc::clone(&plan)),
@@ -87,8 +92,10 @@ impl State {
             staging,
             starts,
             stats: EngineStats::default(),
+            most: None,
             failed: false,
             closed: false,
+            away: memory_is_shared,
             step: None,
             visits: 0,
             held: 0,
@@ -194,6 +201,11 @@ impl State {
         }
     }
 
+    /// The most bytes of pages that a plan may take.
+    pub(super) fn page_limit(&self) -> Bytes {
+        self.most.unwrap_or_else(|| self.memory.pool.report().limit)
+    }
+
     /// The call is for the thread whose step this is.
     pub(super) fn check_thread(&self) -> Result<()> {
         if self.closed {
@@ -217,6 +229,8 @@ impl State {
         self.check_capture(stream)?;
         if self.pending.is_some() {
             self.replace_plan()?; // Starts from nothing present, as a recovery does.
+        } else if self.away {
+            self.come_back()?;
         } else if self.failed {
             self.recover()?;
         }
@@ -227,11 +241,17 @@ impl State {
     /// Waits for all work and starts from nothing present.
     fn recover(&mut self) -> Result<()> {
         self.wait_idle()?;
+        self.forget_presence()?;
+        self.stats.recoveries += 1;
+        Ok(())
+    }
+
+    /// Nothing streamed is present from here on. All work was waited for.
+    pub(super) fn forget_presence(&mut self) -> Result<()> {
         self.schedule.reset();
         self.visits = 0;
         self.device.evict_all(&self.plan, &self.memory)?;
         self.failed = false;
-        self.stats.recoveries += 1;
         Ok(())
     }
 

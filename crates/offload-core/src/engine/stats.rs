@@ -29,6 +29,8 @@ pub struct EngineStats {
     pub host_waits: u64,
     /// Plans put in place after the first.
     pub replans: u64,
+    /// Times the model came to the device, among others that share it.
+    pub arrivals: u64,
     /// Times a step began by waiting for all work, because the one before it did not end well.
     pub recoveries: u64,
     /// Nanoseconds of host time spent in entering and leaving units.
@@ -109,6 +111,8 @@ pub struct EngineReport {
     pub page_bytes_in_use: u64,
     /// The most bytes of pages that were ever held at once.
     pub page_bytes_peak: u64,
+    /// Whether the model is on the device: false while other models have its pages.
+    pub is_here: bool,
     /// Whether a replan failed half way and is completed at the next step.
     pub replan_pending: bool,
     /// Whether a call failed and the next step starts over.

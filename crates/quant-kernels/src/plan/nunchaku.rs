@@ -13,7 +13,7 @@ use crate::launch::Launch;
 const TILE: u64 = 128;
 /// Ranks that are packed together.
 const RANKS: u64 = 16;
-/// Columns of an AWQ group, and of a tile of `SVDQuant`.
+/// Columns of an AWQ group; rows and columns that a block of the `SVDQuant` kernel decodes.
 const GROUP: u64 = 64;
 /// Columns that a block of the AWQ kernel decodes, of four rows.
 const AWQ_COLUMNS: u64 = 512;
@@ -89,7 +89,7 @@ pub(super) fn plan_svdq(job: &Job<'_>, to: Kernel, format: Svdq) -> Result<Vec<L
         down: numbers(PartRole::LowRankDown, columns.saturating_mul(format.rank))?,
         rank: format.rank,
         fp4: format.kind == SvdqKind::Fp4,
-        height: TILE,
+        height: GROUP,
         across: columns / GROUP,
     };
     tiles.launches(job, to)

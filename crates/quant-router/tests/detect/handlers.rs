@@ -111,3 +111,17 @@ fn detection_of_ggml_blocks() {
     let formats: Vec<_> = detection.weights.values().map(|found| found.weight.format.to_string()).collect();
     assert_eq!(formats, ["Q8_0", "Q4_0"]);
 }
+
+#[test]
+fn claims_name_who_would_describe_each_weight_and_describe_none() {
+    // Its scales have the wrong shape, which only a description finds.
+    let file = File::default().tensor("a.weight", "F8_E4M3", &[4, 4]).tensor("a.weight_scale", "F32", &[3]);
+    let claims = file.claims(&Handlers::default());
+    assert_eq!(claims["a.weight"], ("fp8".into(), 10));
+    file.refused("a.weight");
+    let mut handlers = Handlers::default();
+    handlers.add(Box::new(Own("own", 1, "a")));
+    assert_eq!(file.claims(&handlers)["a.weight"], ("own".into(), 1));
+    let priorities: Vec<u32> = handlers.priorities().map(|(_, priority)| priority).collect();
+    assert!(priorities.is_sorted() && priorities.len() == handlers.names().len());
+}

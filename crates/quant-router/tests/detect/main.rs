@@ -5,6 +5,7 @@ mod bnb;
 mod build;
 mod fp4;
 mod fp8;
+mod ggml;
 mod gptq;
 mod handlers;
 mod int8;

@@ -1,6 +1,6 @@
 //! All numbers of all weights, bit for bit where the reference defines bits.
 
-use quant_router::{Target, dequantize};
+use quant_router::{QuantWeight, Target, dequantize};
 
 use super::{corpus, open};
 
@@ -34,6 +34,9 @@ fn every_weight_equals_its_reference() {
         for (name, found) in &file.detection.weights {
             let want = file.expected(name);
             let weight = &found.weight;
+            // A description survives as text.
+            let text = serde_json::to_string(weight).unwrap();
+            assert_eq!(serde_json::from_str::<QuantWeight>(&text).unwrap(), *weight, "{text}");
             assert_eq!(weight.elements().unwrap(), want.len() as u64, "{name}");
             let mut have = vec![f32::NAN; want.len()];
             let rows = weight.rows().unwrap();

@@ -31,7 +31,11 @@ pub struct Model {
 
 /// Tensors of sizes that no page divides, in two towers of unlike blocks. `unit` scales all of it.
 pub fn model(unit: usize) -> Model {
-    let mut seed = 1;
+    model_of(unit, 1)
+}
+
+/// As [`model`], with other bytes for every seed.
+pub fn model_of(unit: usize, mut seed: u64) -> Model {
     let mut tensor = |size: usize| {
         let byte = |_| {
             seed = u64::wrapping_mul(seed, 6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -92,34 +96,51 @@ fn describe(builder: &mut OffloaderBuilder, model: &Model) -> [Vec<Vec<Known>>; 
 
 /// Attaches a model with poison on, so that a use outside a unit's turn shows.
 pub fn attach(driver: &Arc<dyn Driver>, model: &Model, budget: u64, store: StoreOptions) -> Attached {
+    attach_with(driver, model, budget, store, |_| {}).unwrap()
+}
+
+/// As [`attach`], with more to say to the builder.
+pub fn attach_with(
+    driver: &Arc<dyn Driver>,
+    model: &Model,
+    budget: u64,
+    store: StoreOptions,
+    more: impl FnOnce(&mut OffloaderBuilder),
+) -> weightstream::Result<Attached> {
     let mut builder = Offloader::builder(Arc::clone(driver));
     let [mut base, blocks] = describe(&mut builder, model);
     builder.budget(Budget::Bytes(Bytes(budget)));
     builder.engine_options(EngineOptions { poison_after_use: true, ..EngineOptions::default() });
     builder.store_options(store);
-    let mut planned = builder.plan().unwrap();
+    more(&mut builder);
+    let mut planned = builder.plan()?;
     for group in base.iter().chain(&blocks) {
-        planned.source(group.iter().map(|(id, bytes)| (*id, HostBytes::of(bytes))).collect()).unwrap();
+        planned.source(group.iter().map(|(id, bytes)| (*id, HostBytes::of(bytes))).collect())?;
     }
-    let offloader = planned.start().unwrap();
-    let compute = TransferStream::new(Arc::clone(driver)).unwrap();
+    let offloader = planned.start()?;
+    let compute = TransferStream::new(Arc::clone(driver))?;
     let turns = blocks.clone();
-    Attached { offloader, compute, base: base.remove(0), blocks, turns }
+    Ok(Attached { offloader, compute, base: base.remove(0), blocks, turns })
 }
 
 impl Attached {
     /// Runs a step that visits the units in `order`, and checks every byte of every visit.
     pub fn step(&self, order: &[u32]) {
+        self.try_step(order).unwrap();
+    }
+
+    /// As [`step`](Self::step), but calls may fail.
+    pub fn try_step(&self, order: &[u32]) -> weightstream::Result<()> {
         let stream = self.compute.handle();
         let mut reads = Vec::new();
-        self.offloader.begin_step(stream).unwrap();
+        self.offloader.begin_step(stream)?;
         self.read(&self.base, &mut reads);
         for &unit in order {
-            self.offloader.enter(UnitId(unit), stream).unwrap();
+            self.offloader.enter(UnitId(unit), stream)?;
             self.read(&self.turns[unit as usize], &mut reads);
-            self.offloader.leave(UnitId(unit), stream).unwrap();
+            self.offloader.leave(UnitId(unit), stream)?;
         }
-        self.offloader.end_step(stream).unwrap();
+        self.offloader.end_step(stream)?;
         for (name, expected, pending) in reads {
             assert!(
                 pending.finish().unwrap() == *expected,
@@ -127,6 +148,17 @@ impl Attached {
             );
         }
         self.compute.drain().unwrap();
+        Ok(())
+    }
+
+    /// Whether some of the base reads as nothing but poison.
+    pub fn is_poisoned(&self) -> bool {
+        let space = self.offloader.lease();
+        let (id, bytes) = &self.base[0];
+        let mut read = vec![0; bytes.len()];
+        let offset = self.offloader.address(*id).unwrap().0 - space.address().0;
+        self.compute.read_back(&space, offset, &mut read).unwrap();
+        read.iter().all(|&byte| byte == 0xFF)
     }
 
     fn read(&self, tensors: &[Known], reads: &mut Vec<(TensorId, Arc<Vec<u8>>, pinned_pool::PendingRead)>) {

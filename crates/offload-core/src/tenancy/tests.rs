@@ -1,0 +1,170 @@
+//! Who stays, by cases and against a naive model.
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn tenant(name: &str, own: u32, ring: u32, most: u32, company: &[&str]) -> Tenant {
+    let company = if company == ["*"] {
+        Company::Everyone
+    } else {
+        Company::Of(company.iter().map(|&name| name.into()).collect())
+    };
+    Tenant { name: name.into(), own, ring, most, company }
+}
+
+fn run(tenancy: &mut Tenancy, id: TenantId, ring: &mut u32) -> Vec<TenantId> {
+    let switch = tenancy.switch(id, *ring, &[]).unwrap();
+    switch.leave.iter().for_each(|&other| tenancy.left(other));
+    tenancy.came(id);
+    *ring = switch.ring;
+    switch.leave
+}
+
+#[test]
+fn company_is_directional() {
+    let (mut tenancy, mut ring) = (Tenancy::new(100), 0);
+    let a = tenancy.join(tenant("a", 10, 2, 20, &[]));
+    let b = tenancy.join(tenant("b", 10, 2, 20, &["a"]));
+    assert_eq!(run(&mut tenancy, a, &mut ring), []);
+    assert_eq!(run(&mut tenancy, b, &mut ring), [], "b accepts a");
+    assert_eq!(run(&mut tenancy, a, &mut ring), [b], "a does not accept b");
+}
+
+#[test]
+fn a_model_for_everyone_stays_and_makes_nobody_leave() {
+    let (mut tenancy, mut ring) = (Tenancy::new(100), 0);
+    let vae = tenancy.join(tenant("vae", 5, 0, 5, &["*"]));
+    let a = tenancy.join(tenant("a", 10, 2, 20, &[]));
+    let b = tenancy.join(tenant("b", 10, 2, 20, &[]));
+    assert_eq!(run(&mut tenancy, vae, &mut ring), []);
+    assert_eq!(run(&mut tenancy, a, &mut ring), []);
+    assert_eq!(run(&mut tenancy, vae, &mut ring), []);
+    assert_eq!(run(&mut tenancy, b, &mut ring), [a]);
+    assert_eq!(tenancy.here().collect::<Vec<_>>(), [vae, b]);
+}
+
+#[test]
+fn what_ran_longest_ago_leaves_where_all_would_not_fit() {
+    let (mut tenancy, mut ring) = (Tenancy::new(50), 0);
+    let names = ["a", "b", "c"];
+    let [a, b, c] = names.map(|name| tenancy.join(tenant(name, 10, 5, 20, &names)));
+    assert_eq!(run(&mut tenancy, a, &mut ring), []);
+    assert_eq!(run(&mut tenancy, b, &mut ring), []);
+    assert_eq!(run(&mut tenancy, a, &mut ring), [], "used in turn, both stay");
+    assert_eq!(run(&mut tenancy, c, &mut ring), [b]);
+    let crowded = tenancy.switch(b, ring, &[a, c]).unwrap_err();
+    assert_eq!((crowded.needed, crowded.taken, crowded.limit), (20, 40, 50));
+}
+
+#[test]
+fn the_ring_is_kept_for_those_that_come_back_while_nobody_lacks_its_pages() {
+    let (mut tenancy, mut ring) = (Tenancy::new(100), 0);
+    let large = tenancy.join(tenant("large", 30, 10, 40, &[]));
+    let small = tenancy.join(tenant("small", 8, 0, 20, &[]));
+    let full = tenancy.join(tenant("full", 38, 2, 40, &[]));
+    run(&mut tenancy, large, &mut ring);
+    assert_eq!(ring, 10);
+    run(&mut tenancy, small, &mut ring);
+    assert_eq!(ring, 10, "8 of its own and 10 are within its 20");
+    run(&mut tenancy, full, &mut ring);
+    assert_eq!(ring, 2);
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    Run(usize),
+    Part(usize),
+    Replan(usize, u32),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        8 => (0..6_usize).prop_map(Act::Run),
+        1 => (0..6_usize).prop_map(Act::Part),
+        2 => (0..6_usize, 0..20_u32).prop_map(|(id, ring)| Act::Replan(id, ring)),
+    ]
+}
+
+proptest! {
+    /// The naive model keeps sets of names, and checks what every decision must respect.
+    #[test]
+    fn no_decision_holds_more_than_the_limit_or_sends_away_what_may_stay(
+        models in prop::collection::vec((1..20_u32, 0..8_u32, 0..6_u32, prop::collection::vec(0..6_usize, 0..4), 0..8_u8), 6),
+        limit in 20..90_u32,
+        acts in prop::collection::vec(act(), 1..40),
+    ) {
+        let mut tenancy = Tenancy::new(limit);
+        let mut known: Vec<Option<Tenant>> = Vec::new();
+        for (number, (own, ring, more, company, kind)) in models.into_iter().enumerate() {
+            let names: Vec<String> = company.iter().map(usize::to_string).collect();
+            let names: Vec<&str> = if kind == 0 { vec!["*"] } else { names.iter().map(String::as_str).collect() };
+            let tenant = tenant(&number.to_string(), own, ring, own + ring + more, &names);
+            prop_assert_eq!(tenancy.join(tenant.clone()).0 as usize, number);
+            known.push(Some(tenant));
+        }
+        let mut here: Vec<usize> = Vec::new();
+        let mut ring = 0;
+        for act in acts {
+            match act {
+                Act::Part(id) => {
+                    tenancy.part(TenantId(id as u32));
+                    known[id] = None;
+                    here.retain(|other| *other != id);
+                }
+                Act::Replan(id, wanted) => {
+                    let Some(tenant) = &mut known[id] else { continue };
+                    tenant.ring = wanted.min(tenant.most);
+                    tenant.own = tenant.most - tenant.ring;
+                    tenancy.replan(TenantId(id as u32), tenant.own, tenant.ring);
+                    ring = tenancy.ring(ring);
+                }
+                Act::Run(id) => {
+                    let Some(runs) = known[id].clone() else { continue };
+                    let accepts = |other: usize| {
+                        let other = known[other].as_ref().unwrap();
+                        other.company == Company::Everyone || match &runs.company {
+                            Company::Everyone => true,
+                            Company::Of(names) => names.contains(&other.name),
+                        }
+                    };
+                    let never = |other: usize| known[other].as_ref().unwrap().company == Company::Everyone;
+                    let most = |ids: &[usize]| ids.iter().map(|&other| known[other].as_ref().unwrap().most).sum::<u32>();
+                    let others: Vec<usize> = here.iter().copied().filter(|other| *other != id).collect();
+                    let Ok(switch) = tenancy.switch(TenantId(id as u32), ring, &[]) else {
+                        let stuck: Vec<usize> = others.iter().copied().filter(|other| never(*other)).collect();
+                        prop_assert!(most(&stuck) + runs.most > limit);
+                        continue;
+                    };
+                    let leave: Vec<usize> = switch.leave.iter().map(|id| id.0 as usize).collect();
+                    let stay: Vec<usize> = others.iter().copied().filter(|other| !leave.contains(other)).collect();
+                    prop_assert!(leave.iter().all(|other| others.contains(other)));
+                    prop_assert!(stay.iter().all(|&other| accepts(other)));
+                    prop_assert!(!leave.iter().any(|&other| never(other)));
+                    // Whoever was accepted and leaves, with all that stay, would not have fitted.
+                    for &other in leave.iter().filter(|other| accepts(**other)) {
+                        prop_assert!(most(&stay) + most(&[other]) + runs.most > limit);
+                    }
+                    let mut now = stay;
+                    now.push(id);
+                    prop_assert_eq!(most(&now), switch.most);
+                    prop_assert!(switch.most <= limit);
+                    let own: u32 = now.iter().map(|&other| known[other].as_ref().unwrap().own).sum();
+                    let needed = now.iter().map(|&other| known[other].as_ref().unwrap().ring).max().unwrap();
+                    prop_assert!(switch.ring >= needed && own + switch.ring <= switch.most);
+                    for &other in &leave {
+                        tenancy.left(TenantId(other as u32));
+                    }
+                    tenancy.came(TenantId(id as u32));
+                    here = now;
+                    ring = switch.ring;
+                }
+            }
+            let mut listed: Vec<usize> = tenancy.here().map(|id| id.0 as usize).collect();
+            listed.sort_unstable();
+            here.sort_unstable();
+            prop_assert_eq!(&listed, &here);
+        }
+    }
+}

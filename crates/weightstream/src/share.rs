@@ -1,0 +1,311 @@
+//! A device that several models share: one page pool, one transit ring, and who is on it.
+//!
+//! ```text
+//!   A runs, then B   A's work is waited for ─ A's own pages go to B, its addresses read poison ─ B's missing bytes are copied
+//!   A accepted by B  A's own pages stay; only the ring changes hands
+//! ```
+//!
+//! `offload_core::Tenancy` decides; this does it, under one lock, between steps. A switch that fails half way leaves models
+//! whose next steps bring back what they lack.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use gpu_driver::{Bytes, Driver, StreamHandle};
+use offload_core::{Engine, EngineDesc, EngineError, Plan, SharedPages, Tenancy, Tenant, TenantId};
+use serde::Serialize;
+use vmm_alloc::PagePool;
+
+use crate::error::{Error, Result};
+
+/// The largest pages of a shared device: 22 of 32 MiB are opened in 0.8 ms, 350 of 2 MiB in 14, and a switch opens all it takes.
+const LARGEST: u64 = 32 << 20;
+/// Into so many pages at least the largest model is cut, so that rounding takes little of it.
+const FEWEST: u64 = 256;
+
+/// A device that models share. Clones are the same share.
+#[derive(Debug, Clone)]
+pub struct Share {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pages: Arc<SharedPages>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    tenancy: Tenancy,
+    engines: BTreeMap<TenantId, Weak<Engine>>,
+    /// Whose bytes the ring may hold.
+    ring_user: Option<TenantId>,
+    /// Who ran last.
+    last: Option<TenantId>,
+}
+
+/// A moment's view of a [`Share`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ShareReport {
+    /// Bytes of one page.
+    pub page_bytes: u64,
+    /// Bytes of pages held now.
+    pub page_bytes_in_use: u64,
+    /// The most that were ever held at once.
+    pub page_bytes_peak: u64,
+    /// Pages of the transit ring.
+    pub ring_pages: u32,
+    /// The models on the device, by name.
+    pub here: Vec<String>,
+}
+
+/// A model's place in a share, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    share: Share,
+    id: TenantId,
+}
+
+impl Share {
+    /// A device for models that together take at most `limit`, in pages of `granule`, a multiple of the device's granularity.
+    ///
+    /// # Errors
+    /// A granule that the device cannot have.
+    pub fn new(driver: Arc<dyn Driver>, granule: Bytes, limit: Bytes) -> Result<Self> {
+        let pool = PagePool::new(driver, granule, Bytes::ZERO)?;
+        let limit = u32::try_from(limit.0 / granule.0.max(1)).unwrap_or(u32::MAX);
+        let state = State { tenancy: Tenancy::new(limit), ..State::default() };
+        Ok(Self { inner: Arc::new(Inner { pages: SharedPages::new(pool), state: Mutex::new(state) }) })
+    }
+
+    /// The page size for models of which the largest has so many bytes, on a device of this granularity.
+    pub fn granule_for(largest: Bytes, granularity: Bytes) -> Bytes {
+        let mut granule = granularity.0.max(1);
+        while granule.saturating_mul(2) <= LARGEST && largest.0 / (granule * 2) >= FEWEST {
+            granule *= 2;
+        }
+        Bytes(granule)
+    }
+
+    /// The size of its pages.
+    pub fn granule(&self) -> Bytes {
+        self.pool().granule()
+    }
+
+    /// The share in numbers.
+    pub fn report(&self) -> ShareReport {
+        let (state, pool) = (self.lock(), self.pool().report());
+        let name = |id| state.tenancy.tenant(id).map(|tenant| tenant.name.clone());
+        ShareReport {
+            page_bytes: pool.granule.0,
+            page_bytes_in_use: pool.in_use.0,
+            page_bytes_peak: pool.peak.0,
+            ring_pages: self.inner.pages.ring_pages(),
+            here: state.tenancy.here().filter_map(name).collect(),
+        }
+    }
+
+    pub(crate) fn pool(&self) -> &PagePool {
+        self.inner.pages.pool()
+    }
+
+    /// An engine of this share, which is not on the device yet.
+    pub(crate) fn engine(&self, desc: EngineDesc, most: u32) -> Result<Engine, EngineError> {
+        let most = Bytes(u64::from(most) * self.granule().0);
+        Engine::sharing(desc, Arc::clone(&self.inner.pages), most)
+    }
+
+    /// A model takes its place.
+    pub(crate) fn join(&self, tenant: Tenant, engine: &Arc<Engine>) -> Place {
+        let mut state = self.lock();
+        let id = state.tenancy.join(tenant);
+        state.engines.insert(id, Arc::downgrade(engine));
+        Place { share: self.clone(), id }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic leaves a switch half done, as an error does.
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has to happen before `id` runs.
+    fn bring(&self, state: &mut State, id: TenantId, stream: StreamHandle) -> Result<()> {
+        let Some(engine) = state.engine(id) else { return Err(EngineError::Closed.into()) };
+        if state.last == Some(id) && engine.is_here() {
+            return Ok(());
+        }
+        let pages = &self.inner.pages;
+        let busy: Vec<TenantId> = state
+            .tenancy
+            .here()
+            .filter(|&other| other != id && state.engine(other).is_some_and(|engine| engine.is_busy()))
+            .collect();
+        let switch =
+            state.tenancy.switch(id, pages.ring_pages(), &busy).map_err(|crowded| Error::Crowded {
+                model: state.name(id),
+                needed: self.bytes(crowded.needed),
+                staying: crowded.staying.join(", "),
+                taken: self.bytes(crowded.taken),
+                limit: self.bytes(crowded.limit),
+            })?;
+        let streams = state.tenancy.tenant(id).is_some_and(|tenant| tenant.ring > 0);
+        let before = state.ring_user.filter(|&user| streams && user != id);
+        let in_the_way = |other: &&TenantId| switch.leave.contains(other) || before == Some(**other);
+        if let Some(&other) = busy.iter().find(in_the_way) {
+            return Err(Error::Busy { model: state.name(id), other: state.name(other) });
+        }
+        state.last = None;
+        let mut given = Vec::new();
+        for &other in &switch.leave {
+            if let Some(engine) = state.engine(other) {
+                given.extend(engine.vacate(switch.ring)?);
+            }
+            state.tenancy.left(other);
+        }
+        given.extend(self.trim(state, switch.ring)?);
+        if streams {
+            Self::take_ring(state, id)?;
+        }
+        self.pool().set_limit(self.bytes(switch.most));
+        pages.set_floor(u32::MAX); // Absent models have what it does not use of the ring.
+        // What it takes counts from here on, also if it does not get all of it.
+        state.tenancy.came(id);
+        engine.arrive(given, stream)?;
+        state.last = Some(id);
+        Ok(())
+    }
+
+    /// Makes the ring no larger than so many pages: absent models give up what they have of it beyond. Gives its pages.
+    fn trim(&self, state: &State, ring: u32) -> Result<Vec<Arc<vmm_alloc::Page>>> {
+        if self.inner.pages.ring_pages() <= ring {
+            return Ok(Vec::new());
+        }
+        for engine in state.tenancy.away().filter_map(|id| state.engine(id)) {
+            engine.vacate(ring)?;
+        }
+        Ok(self.inner.pages.trim(ring))
+    }
+
+    /// Makes the ring `id`'s: what another model has in it is not present any more.
+    fn take_ring(state: &mut State, id: TenantId) -> Result<()> {
+        let before = state.ring_user.filter(|&user| user != id);
+        if let Some(user) = before.and_then(|user| state.engine(user)) {
+            user.rest()?;
+        }
+        state.ring_user = Some(id);
+        state.last = state.last.filter(|&last| last == id);
+        Ok(())
+    }
+
+    /// Gives back what nobody needs since a model left.
+    fn settle(&self, state: &State) -> Result<()> {
+        let ring = state.tenancy.ring(self.inner.pages.ring_pages());
+        self.trim(state, ring)?;
+        self.pool().set_limit(self.bytes(state.tenancy.most()));
+        Ok(())
+    }
+
+    fn bytes(&self, pages: u32) -> Bytes {
+        Bytes(u64::from(pages) * self.granule().0)
+    }
+}
+
+impl State {
+    fn engine(&self, id: TenantId) -> Option<Arc<Engine>> {
+        self.engines.get(&id).and_then(Weak::upgrade)
+    }
+
+    fn name(&self, id: TenantId) -> String {
+        self.tenancy.tenant(id).map(|tenant| tenant.name.clone()).unwrap_or_default()
+    }
+}
+
+impl Place {
+    /// Brings the model, and does what makes it run before anybody can send it away again.
+    pub(crate) fn running(
+        &self,
+        stream: StreamHandle,
+        call: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<()> {
+        let mut state = self.share.lock();
+        self.share.bring(&mut state, self.id, stream)?;
+        Ok(call()?)
+    }
+
+    /// Another plan of the model, which takes other parts of what it may.
+    pub(crate) fn replan(&self, plan: Plan) -> Result<()> {
+        let mut state = self.share.lock();
+        let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        let Some(before) = state.tenancy.tenant(self.id).cloned() else {
+            return Err(EngineError::Closed.into());
+        };
+        if engine.is_here() && !engine.is_busy() {
+            // While pages change their purpose none may be kept for models that are away.
+            let floor = state.tenancy.ring_needed(Some(self.id));
+            self.share.trim(&state, floor.max(before.ring))?;
+            for other in state.tenancy.away().filter_map(|id| state.engine(id)) {
+                other.vacate(floor.max(plan.ring_granules.min(before.ring)))?;
+            }
+            self.share.inner.pages.set_floor(floor);
+            if plan.ring_granules > 0 {
+                // What the ring holds of another model may be overwritten.
+                Share::take_ring(&mut state, self.id)?;
+            }
+        }
+        state.tenancy.replan(self.id, plan.own_granules, plan.ring_granules);
+        let done = engine.replan(plan);
+        if let Err(
+            EngineError::InStep { .. }
+            | EngineError::Held { .. }
+            | EngineError::OtherThread
+            | EngineError::ForeignPlan { .. }
+            | EngineError::PageLimit { .. }
+            | EngineError::Closed,
+        ) = done
+        {
+            state.tenancy.replan(self.id, before.own, before.ring); // Refused: the plan is the one before.
+        }
+        Ok(done?)
+    }
+
+    /// Takes the model off the device until it runs again.
+    pub(crate) fn vacate(&self) -> Result<()> {
+        let mut state = self.share.lock();
+        let Some(engine) = state.engine(self.id) else { return Ok(()) };
+        if !engine.is_here() && !state.tenancy.here().any(|id| id == self.id) {
+            return Ok(());
+        }
+        if state.last == Some(self.id) {
+            state.last = None;
+        }
+        drop(engine.vacate(self.share.inner.pages.ring_pages())?);
+        state.tenancy.left(self.id);
+        self.share.settle(&state)
+    }
+
+    /// The model was closed, or is going to be dropped.
+    pub(crate) fn part(&self) {
+        let mut state = self.share.lock();
+        if state.engines.remove(&self.id).is_none() {
+            return;
+        }
+        state.tenancy.part(self.id);
+        if state.ring_user == Some(self.id) {
+            state.ring_user = None;
+        }
+        if state.last == Some(self.id) {
+            state.last = None;
+        }
+        if let Err(error) = self.share.settle(&state) {
+            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.part();
+    }
+}

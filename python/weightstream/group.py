@@ -1,0 +1,152 @@
+"""Models that share a device: which one runs, and what of the others stays usable meanwhile.
+
+The native share decides who leaves when a model comes. A model that left keeps its addresses, and poison lies behind them. Its
+root, its hooked methods and its blocks bring it back by themselves; modules outside blocks get a *door* for as long as it is
+away: a forward that brings the model, and is gone again before it passes the call on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ._native import Share
+from .devices import Target
+from .errors import StateError
+
+if TYPE_CHECKING:
+    from .running import Runtime
+
+__all__ = ["Doors", "Group", "execution_scope"]
+
+_checkpoint: ContextVar[Callable[[], object] | None] = ContextVar("weightstream_checkpoint", default=None)
+
+
+@contextmanager
+def execution_scope(checkpoint: Callable[[], object]) -> Iterator[None]:
+    """Calls `checkpoint` before and after a model comes to the device in this context; what it raises cancels the call that
+    needed the model. All models stay usable."""
+    if not callable(checkpoint):
+        raise TypeError(f"execution_scope takes a function that may raise, not a {type(checkpoint).__name__}")
+    token = _checkpoint.set(checkpoint)
+    try:
+        yield
+    finally:
+        _checkpoint.reset(token)
+
+
+class Group:
+    """The models of one device that share a page pool and a transit ring."""
+
+    def __init__(self, target: Target, largest: int, limit: int) -> None:
+        """For models of at most `largest` bytes each, which together take at most `limit`."""
+        self.target = target
+        self.share = Share(target.native, largest, limit)
+        self.running: Runtime | None = None
+        """The model that was brought last, if no other has been and it was not taken off."""
+        self._members: list[weakref.ref[Runtime]] = []
+
+    def join(self, runtime: Runtime) -> None:
+        """A model shares the device from now on; it is not there yet."""
+        self._members = [ref for ref in self._members if ref() is not None]
+        self._members.append(weakref.ref(runtime))
+        runtime.group = self
+
+    def bring(self, runtime: Runtime) -> None:
+        """Brings a model to the device. Those that it does not accept leave."""
+        if self.running is runtime:
+            return
+        checkpoint = _checkpoint.get()
+        if checkpoint is not None:
+            checkpoint()
+        self.running = None
+        try:
+            self._arrive(runtime)
+        finally:
+            self.refresh()
+        if checkpoint is not None:
+            checkpoint()
+        self.running = runtime
+
+    def vacate(self, runtime: Runtime) -> None:
+        """Takes a model off the device until it runs again."""
+        self.running = None
+        try:
+            runtime.offloader.vacate()
+        finally:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Puts doors on the models that are away, and takes them off those that are here."""
+        for runtime in self._alive():
+            runtime.doors.set(not runtime.offloader.is_here())
+
+    def report(self) -> dict[str, Any]:
+        """Which models are here, and the pages they hold."""
+        return json.loads(self.share.report())
+
+    def _arrive(self, runtime: Runtime) -> None:
+        try:
+            runtime.offloader.arrive(runtime.stream())
+        except StateError:
+            if not self._recover_lost(runtime):
+                raise
+            runtime.offloader.arrive(runtime.stream())
+
+    def _recover_lost(self, runtime: Runtime) -> bool:
+        """Gives up steps of other models that an interrupt left open; whether there was one."""
+        lost = [
+            other
+            for other in self._alive()
+            if other is not runtime
+            and other.open
+            and not any(other.is_running(frame) for frame in sys._current_frames().values())
+        ]
+        for other in lost:
+            other.recover()
+        return bool(lost)
+
+    def _alive(self) -> list[Runtime]:
+        return [runtime for runtime in (ref() for ref in self._members) if runtime is not None]
+
+
+class Doors:
+    """The forwards that bring a model which is away, on modules whose weights are outside blocks."""
+
+    def __init__(self, modules: list[nn.Module], bring: Callable[[], None]) -> None:
+        self._modules = modules
+        self._bring = bring
+        self._closed: list[tuple[nn.Module, Callable[..., Any]]] = []
+
+    def set(self, closed: bool) -> None:
+        """Puts them on, or takes them off."""
+        if closed and not self._closed:
+            for module in self._modules:
+                if "forward" not in module.__dict__:
+                    door = self._door(module)
+                    self._closed.append((module, door))
+                    module.__dict__["forward"] = door
+        elif not closed:
+            while self._closed:
+                module, door = self._closed[-1]
+                # What somebody else has set since stays.
+                if module.__dict__.get("forward") is door:
+                    del module.__dict__["forward"]
+                self._closed.pop()
+
+    def _door(self, module: nn.Module) -> Callable[..., Any]:
+        bring = self._bring
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            bring()
+            own = type(module).forward.__get__(module) if module.__dict__.get("forward") is forward else module.forward
+            return own(*args, **kwargs)
+
+        return forward
