@@ -1,5 +1,9 @@
 """The bench `dequant` without a GPU: its formats are what they say, PyTorch's operators give the decoders' numbers, and its page."""
 
+import json
+import time
+import types
+
 import dequant
 import dequant_formats
 import dequant_peers
@@ -53,6 +57,57 @@ def test_bytes_are_numbers_whatever_float_they_are(monkeypatch):
     bytes_ = dequant.numbers(1 << 16)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2):
         assert torch.isfinite(bytes_.view(dtype).float()).all(), dtype
+
+
+class Kernels:
+    """The CPU in the place of a device's kernels."""
+
+    def __init__(self, ordinal):
+        assert ordinal == 0
+
+    def dequantize(self, weight, parts, rows, out, dtype, stream):
+        size = (rows[1] - rows[0]) * weight.columns * (4 if dtype == "F32" else 2)
+        weight.dequantize(parts, [rows], out, size, dtype)
+
+
+class Event:
+    """A mark with the time of the CPU."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+def test_it_measures_every_format_and_others_beside_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(place, "TENSORS", "cpu")
+    monkeypatch.setattr(_native, "DeviceKernels", Kernels)
+    for name, value in (
+        ("is_available", lambda: True),
+        ("get_device_name", lambda index: "a GPU"),
+        ("current_device", lambda: 0),
+        ("current_stream", lambda: types.SimpleNamespace(cuda_stream=0)),
+        ("synchronize", lambda: None),
+        ("Event", Event),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    out = tmp_path / "dequant.json"
+    arguments = ["dequant.py", "--out", str(out), "--rows", "128", "--columns", "256", "--rounds", "2"]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert dequant.main() == 0
+    result = json.loads(out.read_text())
+    assert len(result["formats"]) == 3 * len(dequant_formats.described(128, 256))
+    assert all(row["bytes_per_second"] > 0 for row in result["formats"])
+    told = [other for row in result["formats"] for other in row.get("others", {})]
+    assert {"PyTorch", "diffusers"} <= set(told)
+    page = tmp_path / "dequant.md"
+    monkeypatch.setattr("sys.argv", ["dequant.py", "--page", str(out), "--out", str(page)])
+    assert dequant.main() == 0
+    assert page.read_text().count("| IQ2_S |") == 1
 
 
 def test_the_page_says_what_is_missed():

@@ -20,7 +20,7 @@ DEVICE float scale_of(const Bnb& p, u32 block) {
     return number * load((const float*)p.nested + p.nested_block.quotient(block)) + float_of(p.offset);
 }
 
-struct Indexes {
+struct Indexes : ElementByElement {
     static constexpr u32 ELEMENTS = 2, BYTES = 1, ENTRIES = 16;
 
     STATIC void prepare(const Bnb& p, u32* table) {

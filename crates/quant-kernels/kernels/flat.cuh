@@ -72,7 +72,13 @@ template <u32 MOST> DEVICE void fetch(u32* stage, u64 from, u32 count) {
     }
 }
 
-// A format F packs F::ELEMENTS numbers in F::BYTES bytes. F::prepare(params, table) fills F::ENTRIES words that a block shares;
+// A format that has nothing to work out for a whole tile.
+struct ElementByElement {
+    template <class P> STATIC void enter(const P&, u32*, u32, u32) {}
+};
+
+// A format F packs F::ELEMENTS numbers in F::BYTES bytes. F::prepare(params, table) fills F::ENTRIES words that a block shares,
+// F::enter(params, table, begin, count) those of them that a tile needs;
 // F::decode<N>(params, table, tile, place, element, v) makes N numbers: `tile` are packed bytes, `place` says which element of
 // them is the first, `element` which one of the run. N divides `place`.
 template <class F, class T, class P> DEVICE void flat(const P& params) {
@@ -89,7 +95,10 @@ template <class F, class T, class P> DEVICE void flat(const P& params) {
         u32 begin = run.begin + tile * TILE, start = begin / F::ELEMENTS * F::BYTES;
         u32 left = run.bytes - start;
         u64 from = run.data + start;
-        EACH_THREAD { fetch<MOST>(stage, from, left < MOST ? left : MOST); }
+        EACH_THREAD {
+            fetch<MOST>(stage, from, left < MOST ? left : MOST);
+            F::enter(params, table, begin, TILE);
+        }
         BARRIER();
         bool whole = wide && begin >= run.first && begin + TILE <= run.end;
         EACH_THREAD {

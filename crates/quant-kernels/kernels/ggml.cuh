@@ -17,7 +17,7 @@ struct Plain {
 };
 
 // A decoder as a format of flat.cuh.
-template <class D> struct Ggml {
+template <class D> struct Ggml : ElementByElement {
     static constexpr u32 ELEMENTS = D::ELEMENTS, BYTES = D::BYTES, ENTRIES = D::ENTRIES;
     STATIC void prepare(const Blocks&, u32* table) { D::prepare(table); }
     template <u32 N>

@@ -23,26 +23,54 @@ DEVICE float shifted_and_scaled(const Quanto& p, float code, float scale, float 
     return rounded_to(scale * (code - shift), p.scale_kind);
 }
 
+// Groups of so many elements and more have all their numbers worked out once a tile: there are fewer codes than elements. 16 codes are
+// half of shared memory's banks, so that the threads of a warp, which look into two groups, do not wait for each other.
+constexpr u32 LONG = 64, CODES = 16, MOST_GROUPS = THREADS * 8 * ROUNDS / LONG + 2;
+
 struct Bits {
-    static constexpr u32 ELEMENTS = 1, BYTES = 1, ENTRIES = 1;
+    static constexpr u32 ELEMENTS = 1, BYTES = 1, ENTRIES = MOST_GROUPS * CODES + 1;
 
     STATIC void prepare(const Quanto&, u32*) {}
 
+    // The numbers of the tile's groups, and which group is the first.
+    STATIC void enter(const Quanto& p, u32* table, u32 begin, u32 count) {
+        if (p.group.divisor < LONG) return;
+        u32 first = p.group.quotient(begin), end = begin + count < p.run.end ? begin + count : p.run.end;
+        u32 groups = p.group.quotient(end - 1) - first + 1;
+        if (threadIdx.x == 0) table[MOST_GROUPS * CODES] = first;
+        for (u32 i = threadIdx.x; i < groups * CODES; i += THREADS) {
+            u32 group = first + i / CODES, code = i % CODES;
+            if (code <= p.mask) {
+                float scale = number_at(p.scale, p.scale_kind, group), shift = number_at(p.shift, p.shift_kind, group);
+                table[i] = bits_of(shifted_and_scaled(p, integer(code), scale, shift));
+            }
+        }
+    }
+
     template <u32 N>
-    STATIC void decode(const Quanto& p, const u32*, Bytes tile, u32 place, u32 element, float (&v)[N]) {
+    STATIC void decode(const Quanto& p, const u32* table, Bytes tile, u32 place, u32 element, float (&v)[N]) {
         u32 words[N / 4];
         tile.template take<N>(place, words);
-        for (u32 i = 0; i < N; ++i) v[i] = integer(words[i / 4] >> (8 * (i % 4) + p.bit) & p.mask);
         u32 group = p.group.quotient(element), within = element - group * p.group.divisor;
-        if (within + N <= p.group.divisor) {
-            float scale = number_at(p.scale, p.scale_kind, group), shift = number_at(p.shift, p.shift_kind, group);
-            for (u32 i = 0; i < N; ++i) v[i] = shifted_and_scaled(p, v[i], scale, shift);
+        if (p.group.divisor >= LONG) {
+            const u32* mine = table + (group - table[MOST_GROUPS * CODES]) * CODES;
+            for (u32 i = 0; i < N / 4; ++i) words[i] >>= p.bit;
+            if (within + N <= p.group.divisor) {
+                for (u32 i = 0; i < N; ++i) v[i] = float_of(mine[words[i / 4] >> 8 * (i % 4) & p.mask]);
+                return;
+            }
+            // The group's end lies among these.
+            for (u32 i = 0; i < N && element + i < p.run.end; ++i) {
+                u32 next = within + i < p.group.divisor ? 0 : CODES;
+                v[i] = float_of(mine[next + (words[i / 4] >> 8 * (i % 4) & p.mask)]);
+            }
             return;
         }
         for (u32 i = 0; i < N && element + i < p.run.end; ++i) {
             u32 mine = p.group.quotient(element + i);
+            float code = integer(words[i / 4] >> (8 * (i % 4) + p.bit) & p.mask);
             float scale = number_beside(p.scale, p.scale_kind, mine);
-            v[i] = shifted_and_scaled(p, v[i], scale, number_beside(p.shift, p.shift_kind, mine));
+            v[i] = shifted_and_scaled(p, code, scale, number_beside(p.shift, p.shift_kind, mine));
         }
     }
 };

@@ -92,7 +92,7 @@ struct E2m1 {
     }
 };
 
-template <class C> struct Packed {
+template <class C> struct Packed : ElementByElement {
     static constexpr u32 ELEMENTS = C::ELEMENTS, BYTES = C::BYTES, ENTRIES = 4;
 
     // What all numbers have in common: two factors, and scale and zero point if there is but one of each.

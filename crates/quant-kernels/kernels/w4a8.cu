@@ -26,7 +26,7 @@ DEVICE float number_of(float level, float factor, float scale) {
     return (number > 127.0f ? 127.0f : number) * scale;
 }
 
-struct Levels {
+struct Levels : ElementByElement {
     static constexpr u32 ELEMENTS = 2, BYTES = 1, ENTRIES = 16;
 
     STATIC void prepare(const W4A8& p, u32* table) {

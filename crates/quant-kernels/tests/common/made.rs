@@ -158,7 +158,8 @@ fn packed() -> Vec<Case> {
             [(Data, "U8"), (Codebook, "F32"), (Scale, "U8"), (ScaleCodebook, "F32"), (GlobalScale, "F32")];
         cases.push(weight("bnb nested", &shape, Format::Bnb4(nested), &parts));
     }
-    for (bits, group, shape) in [(4, 128, [96, 256]), (2, 128, [96, 384]), (4, 5, [21, 25]), (2, 1, [11, 13])]
+    for (bits, group, shape) in
+        [(4, 128, [96, 256]), (2, 128, [96, 384]), (4, 5, [21, 25]), (2, 1, [11, 13]), (4, 100, [75, 300])]
     {
         for (scale, shift) in [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32"), ("BF16", "I8")] {
             let format = Format::QuantoBits(QuantoBits { bits, group });
