@@ -8,6 +8,7 @@ weight, so they go where the weight goes. PyTorch's own `.to(device)` leaves bot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,27 +16,40 @@ from torch import Tensor, nn
 
 from .errors import ModelError
 
-__all__ = ["check_held", "held_tensors"]
+__all__ = ["HeldTensors", "check_held"]
 
 _DEPTH = 3
 """Objects and containers in each other that are looked into: a state holds the state of its scales."""
+_WIDTH = 4096
+"""Elements of a container that are looked at: tables of tokens are long and hold no weights."""
 _OURS = "_weightstream"
 
 
-def held_tensors(module: nn.Module, name: str, parameter: Tensor) -> list[tuple[str, Tensor]]:
-    """The tensors that belong to a module's parameter `name` and are registered nowhere, with how to reach them from the module."""
-    if type(parameter) is nn.Parameter and not parameter.__dict__ and not _objects(module):
-        return []
-    found: dict[int, tuple[str, Tensor]] = {}
-    for key, value in parameter.__dict__.items():
-        if not key.startswith(_OURS):
-            _add(found, _tensors(f"{name}.{key}", value, _DEPTH))
-    storage = _storage(parameter)
-    for key, value in _objects(module):
-        inside = list(_tensors(key, value, _DEPTH))
-        if storage and any(_storage(tensor) == storage for _, tensor in inside):
-            _add(found, inside)
-    return list(found.values())
+class HeldTensors:
+    """Finds them. An object that many modules share, such as a configuration, is looked into once."""
+
+    def __init__(self) -> None:
+        self._inside: dict[int, list[tuple[str, Tensor]]] = {}
+        self._kept: list[Any] = []
+
+    def of(self, module: nn.Module, name: str, parameter: Tensor) -> list[tuple[str, Tensor]]:
+        """The tensors that belong to a module's parameter `name` and are registered nowhere, with how to reach them from the module."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for key, value in parameter.__dict__.items():
+            if not key.startswith(_OURS):
+                _add(found, _tensors(f"{name}.{key}", value, _DEPTH))
+        storage = _storage(parameter)
+        for key, value in _objects(module) if storage else ():
+            inside = self._of_object(value)
+            if any(_storage(tensor) == storage for _, tensor in inside):
+                _add(found, [(key + path, tensor) for path, tensor in inside])
+        return list(found.values())
+
+    def _of_object(self, value: Any) -> list[tuple[str, Tensor]]:
+        if id(value) not in self._inside:
+            self._inside[id(value)] = list(_tensors("", value, _DEPTH))
+            self._kept.append(value)  # ids stay unique only while their objects live
+        return self._inside[id(value)]
 
 
 def check_held(path: str, parameter: Tensor, device: torch.device) -> None:
@@ -69,10 +83,10 @@ def _tensors(path: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
         if not value.is_meta:
             yield path, value
     elif depth > 0 and isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
+        for number, item in enumerate(value[:_WIDTH]):
             yield from _tensors(f"{path}[{number}]", item, depth - 1)
     elif depth > 0 and isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in islice(value.items(), _WIDTH):
             yield from _tensors(f"{path}[{key!r}]", item, depth - 1)
     elif depth > 0 and _is_plain_object(value):
         for key, item in vars(value).items():

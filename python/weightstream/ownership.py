@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ModelError
-from .held import held_tensors
+from .held import HeldTensors
 from .reading_order import expected_order
 from .spans import InnerPath, Span, inner_tensors, is_wrapper, span_of
 from .towers import Tower
@@ -186,6 +186,7 @@ def _users(model: nn.Module, flatten: Flatten) -> list[User]:
     """All registered tensors, by module in pre-order, wrappers opened up; behind them what parameters hold beside themselves."""
     users: list[User] = []
     held: list[User] = []
+    finder = HeldTensors()
     for prefix, module in model.named_modules():
         entries = [(name, tensor, False) for name, tensor in module._parameters.items()]
         entries += [(name, tensor, True) for name, tensor in module._buffers.items()]
@@ -198,7 +199,7 @@ def _users(model: nn.Module, flatten: Flatten) -> list[User]:
                 leaf_path = ".".join((path, *inner))
                 _check_plain(leaf_path, leaf)
                 users.append(User(module, name, leaf_path, is_buffer, inner, leaf, 0))
-            for reach, leaf in [] if is_buffer or is_wrapper(tensor) else held_tensors(module, name, tensor):
+            for reach, leaf in [] if is_buffer or is_wrapper(tensor) else finder.of(module, name, tensor):
                 leaf_path = f"{prefix}.{reach}" if prefix else reach
                 _check_open(leaf_path, leaf)
                 _check_plain(leaf_path, leaf)
