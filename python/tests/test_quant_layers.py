@@ -111,6 +111,12 @@ def test_types_of_inputs_autocast_and_conversions() -> None:
     assert torch.equal(layer.weight + 0, int8_numbers(parts).bfloat16())
 
 
+def test_shapes_are_known_without_data() -> None:
+    layer = int8_linear(32, 64, bias=True).to("meta")
+    assert layer(torch.randn(2, 64, device="meta")).shape == (2, 32)
+    assert layer.weight.is_meta and layer.weight.shape == (32, 64)
+
+
 def test_fp8_weights_do_not_become_the_type_of_the_model() -> None:
     packed = only(fp8_parts(32, 32))
     layer = QuantLinear.from_parts(packed.weight, packed.parts)

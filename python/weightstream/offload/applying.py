@@ -22,7 +22,6 @@ from .replacing import replace_layers
 
 __all__ = ["apply", "expected_names"]
 
-_PACKAGE = __name__.partition(".")[0]
 _SHOWN = 8
 """Names listed in an error."""
 
@@ -209,16 +208,8 @@ def _convert(model: nn.Module, rules: DtypeRules, progress: Progress, without: s
         f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
         f"default_dtype=torch.bfloat16 holds them"
     )
-    warnings.warn(note, stacklevel=_frames_of_ours())
+    warnings.warn(note, stacklevel=_levels_outside())
     return [note]
-
-
-def _frames_of_ours() -> int:
-    """How far up the caller of this package is, as `warnings.warn` counts."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        frame, depth = frame.f_back, depth + 1
-    return depth
 
 
 def _bytes_of(tensor: Tensor) -> Any:
@@ -231,3 +222,12 @@ def _bytes_of(tensor: Tensor) -> Any:
 def _listed(names: list[str], shown: int = _SHOWN) -> str:
     listed = ", ".join(names[:shown])
     return f"{listed} and {len(names) - shown} more" if len(names) > shown else listed
+
+
+def _levels_outside() -> int:
+    """How many calls above its caller the first one outside this package is: what a warning points at."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (package, "contextlib"):
+        level, frame = level + 1, frame.f_back
+    return level
