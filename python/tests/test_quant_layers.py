@@ -28,7 +28,10 @@ from weightstream.quant.expressions import expression
 from weightstream.quant.native_products import _cpu_has_int8
 from weightstream.quant.description import as_bytes, described
 
-FILES = ("bnb", "fp8", "fp8-plain", "int8", "mxfp8", "nunchaku", "nvfp4", "quanto", "torchao", "w4a8")
+FILES = (
+    "awq", "bnb", "fp8", "fp8-plain", "gptq", "gptq-v2", "int8", "mxfp8", "nunchaku", "nvfp4", "nvfp4-compressed-tensors",
+    "nvfp4-modelopt", "quanto", "torchao", "w4a8",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -140,6 +140,27 @@ class QuantWeight:
         without the interpreter. `parts` are addresses and bytes in CPU memory, by the tensors' names."""
 
 @final
+class Quantizer:
+    """A weight of floats to be quantized: what it will be, and how."""
+
+    def __init__(self, name: str, shape: list[int], number: str, kind: str) -> None:
+        """A weight of "F32", "F16" or "BF16" for one of optimum-quanto's types: "qint8", "qfloat8", "qfloat8_e5m2", "qint4",
+        "qint2". QuantizationError, naming it, if there is no such weight."""
+    @property
+    def weight(self) -> QuantWeight:
+        """What it becomes, its parts named as quanto names them."""
+    def quantize(
+        self,
+        source: tuple[int, int],
+        rows: tuple[int, int],
+        data: tuple[int, int],
+        scale: tuple[int, int],
+        shift: tuple[int, int],
+    ) -> None:
+        """Quantizes some rows, which are at `source`, with all threads and without the interpreter, into their place in the
+        memory of the whole weight's parts. All are addresses and bytes in CPU memory."""
+
+@final
 class DeviceKernels:
     """Kernels of one CUDA device, which write a weight's numbers there; loaded as they are needed."""
 

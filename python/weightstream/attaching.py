@@ -17,6 +17,7 @@ from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
 from .group import Doors, Group
+from .held import check_held
 from .locking import watch_locking
 from .overrides import Overrides
 from .ownership import Owned, Ownership, collect
@@ -137,6 +138,8 @@ class Prepared:
         self.target = target
         self.place = place
         self.forms = DeviceForms(target.device)
+        for name, parameter in model.named_parameters():
+            check_held(name, parameter, target.device)
         # The pages of a model that shares its device may be another's between its steps: what it writes is not kept there.
         self.ownership = collect(model, towers, flatten=self.forms.flatten, buffers=place is None)
         self.binding = Binding(self.ownership, self.forms, target.device)

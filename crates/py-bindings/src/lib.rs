@@ -37,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
+    module.add_class::<quant::Quantizer>()?;
     module.add_class::<kernels::DeviceKernels>()?;
     module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
     module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
