@@ -125,6 +125,13 @@ def test_pins_are_at_most_the_least_of_all_limits() -> None:
     assert budget(available_system_ram_gb=5, system_ram_headroom_gb=6) == (0, "system_ram")
 
 
+def test_pins_of_the_loader_count_first_and_their_excess_is_told() -> None:
+    config = DynamicOffloadConfig(pin_cpu_memory=True, pin_weight_budget_gb=4)
+    found = pin_budget(config, 10 * GIB, 3 * GIB)
+    assert (found["budget_bytes"], found["existing_bytes"], found["over_budget_bytes"]) == (4 * GIB, 3 * GIB, 0)
+    assert pin_budget(config, 10 * GIB, 7 * GIB)["over_budget_bytes"] == 3 * GIB
+
+
 @pytest.mark.parametrize("ram", [1.0, 1000.0])
 def test_short_memory_pins_nothing_and_runs(ram: float) -> None:
     model = plain()

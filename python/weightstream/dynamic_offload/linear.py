@@ -134,9 +134,17 @@ def leaves(module: nn.Module, config: DynamicOffloadConfig) -> Leaves:
     return found
 
 
-def pin_budget(config: DynamicOffloadConfig, candidates: int) -> dict[str, Any]:
+def pinned_bytes(found: list[tuple[str, nn.Module]]) -> int:
+    """What of the leaves is page-locked already, by whoever loaded them. It stays so."""
+    if not torch.cuda.is_available():
+        return 0
+    parameters = {id(p): p for _, leaf in found for p in leaf.parameters()}
+    return sum(p.nbytes for p in parameters.values() if p.is_pinned())
+
+
+def pin_budget(config: DynamicOffloadConfig, candidates: int, existing: int = 0) -> dict[str, Any]:
     """How much of the weights' memory is page-locked, in bytes: the least of all limits that are set, and nothing where memory
-    is short."""
+    is short. What is locked already counts first; what of it exceeds the limits is told and stays."""
     limits = {"candidate": candidates}
     if config.pin_weight_budget_gb > 0:
         limits["pin_weight_budget_gb"] = int(config.pin_weight_budget_gb * GIB)
@@ -150,7 +158,14 @@ def pin_budget(config: DynamicOffloadConfig, candidates: int) -> dict[str, Any]:
     if not config.pin_cpu_memory:
         limits["pin_cpu_memory"] = 0
     decided = min(limits, key=lambda name: limits[name])
-    return {"candidate_bytes": candidates, "budget_bytes": limits[decided], "decided_by": decided}
+    budget = limits[decided]
+    return {
+        "candidate_bytes": candidates,
+        "budget_bytes": budget,
+        "decided_by": decided,
+        "existing_bytes": existing,
+        "over_budget_bytes": max(0, existing - budget),
+    }
 
 
 def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: float, profiled: bool) -> Dynamic:
@@ -166,7 +181,7 @@ def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: 
     if profiled and kept > residents:
         streamed, found.kept, kept = streamed + found.kept, [], 0
     beside = residents - kept if profiled else residents
-    pinning = pin_budget(config, sum(tensor_bytes(leaf) for _, leaf in streamed))
+    pinning = pin_budget(config, sum(tensor_bytes(leaf) for _, leaf in streamed), pinned_bytes(streamed))
     room: dict[str, int] = {}
 
     def budget(base: int, largest: int, page: int, total: int) -> int:
@@ -175,7 +190,7 @@ def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: 
         # Beyond the whole model a budget means nothing.
         return max(1, min(base + transit + beside, -(-total // page) * page + page))
 
-    limit = pinning["budget_bytes"]
+    limit = max(0, pinning["budget_bytes"] - pinning["existing_bytes"])
     attachment = attach(
         module,
         device=device_argument(config.execution_device),
