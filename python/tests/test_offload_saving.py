@@ -115,7 +115,7 @@ def test_a_refused_save_leaves_what_was_there(tmp_path: Path) -> None:
         unfilled = Small()
     for model, options, kind in (
         (unfilled, {}, ModelError),
-        (small(), {"do_quantize": True}, NotAvailableError),
+        (small(), {"do_quantize": True, "quantizationType": "qint7"}, NotAvailableError),
         (sparse(), {}, NotAvailableError),
     ):
         with pytest.raises(kind):

@@ -176,7 +176,7 @@ def test_refusals_and_aborts_while_building(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     offload.save_model(llama(), path)
     with pytest.raises(NotAvailableError):
-        offload.fast_load_transformers_model(path, do_quantize=True)
+        offload.fast_load_transformers_model(path, do_quantize=True, quantizationType="int8")
     extra = write(tmp_path / "extra.safetensors", {"zz": torch.zeros(1)})
     with pytest.raises(WeightsError, match="does not use: zz"):
         offload.fast_load_transformers_model([path, extra])

@@ -14,7 +14,10 @@ from weightstream.quant import QuantEmbedding, QuantizationNote, QuantLinear, de
 
 pytestmark = pytest.mark.gpu
 
-FILES = ("bnb", "fp8", "fp8-plain", "int8", "mxfp8", "nunchaku", "nvfp4", "quanto", "torchao", "w4a8", "rotation")
+FILES = (
+    "awq", "bnb", "fp8", "fp8-plain", "gptq", "gptq-v2", "int8", "mxfp8", "nunchaku", "nvfp4", "nvfp4-compressed-tensors",
+    "nvfp4-modelopt", "quanto", "torchao", "w4a8", "rotation",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

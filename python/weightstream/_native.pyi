@@ -32,6 +32,19 @@ def read_mapped(name: str, address: int, size: int, target: int) -> bool:
     """Copies such bytes to `target`: from the file, and from memory where they were changed. False if they are of no
     mapped file; then nothing is done. A file that was cut is an error that names `name`."""
 
+def profile_folder() -> str:
+    """The folder of named profiles, by `DDO_PROFILE_DIR` and the home folder as they are now; ProfileError without both."""
+
+def profile_key(identity: str) -> str:
+    """The hash of an identity, a JSON object; a record's file is this with `.json`."""
+
+def profile_load(folder: str, identity: str) -> tuple[str | None, list[str]]:
+    """The record as JSON, with the entries that are understood, and what was wrong with its file. Fails for no file."""
+
+def profile_update(folder: str, identity: str, change: Callable[[str], str]) -> tuple[str | None, list[str]]:
+    """Under the folder's lock: `change` gets the record as JSON and answers the entries to put, null for those to remove.
+    What it raises leaves the file as it was. The answer is the record that was written, and what was wrong before."""
+
 @final
 class Checkpoint:
     """The files of one model, opened once, their headers read."""
@@ -125,6 +138,27 @@ class QuantWeight:
     ) -> None:
         """Writes rows, one range after the other, as "F32", "BF16" or "F16" into `size` bytes at `out`, with all threads and
         without the interpreter. `parts` are addresses and bytes in CPU memory, by the tensors' names."""
+
+@final
+class Quantizer:
+    """A weight of floats to be quantized: what it will be, and how."""
+
+    def __init__(self, name: str, shape: list[int], number: str, kind: str) -> None:
+        """A weight of "F32", "F16" or "BF16" for one of optimum-quanto's types: "qint8", "qfloat8", "qfloat8_e5m2", "qint4",
+        "qint2". QuantizationError, naming it, if there is no such weight."""
+    @property
+    def weight(self) -> QuantWeight:
+        """What it becomes, its parts named as quanto names them."""
+    def quantize(
+        self,
+        source: tuple[int, int],
+        rows: tuple[int, int],
+        data: tuple[int, int],
+        scale: tuple[int, int],
+        shift: tuple[int, int],
+    ) -> None:
+        """Quantizes some rows, which are at `source`, with all threads and without the interpreter, into their place in the
+        memory of the whole weight's parts. All are addresses and bytes in CPU memory."""
 
 @final
 class DeviceKernels:
@@ -224,6 +258,8 @@ class Plan:
         """Of each block its bytes, and whether any of them are copied at each step."""
     def raised(self) -> tuple[int, int, str] | None:
         """The budget as it was asked, what it was raised to, and the unit that needs it; None if it was not."""
+    def room(self) -> tuple[int, int, int, int]:
+        """Bytes of the pages that are always resident, of the largest unit, of a page, and of all weights."""
     def source(
         self,
         tensors: list[tuple[int, int, int, object]],

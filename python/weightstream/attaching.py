@@ -17,6 +17,7 @@ from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
 from .group import Doors, Group
+from .held import check_held
 from .locking import watch_locking
 from .overrides import Overrides
 from .ownership import Owned, Ownership, collect
@@ -35,6 +36,8 @@ __all__ = ["Place", "Prepared", "attach"]
 
 _MOST_UNITS = (1 << 32) - 1
 """More than any model has; what is asked for beyond it means the same."""
+_UNLIMITED = "100%"
+"""The budget with which a model is planned to see what it needs at least."""
 _PATIENCE = 100
 """Interrupts that cannot keep a failed attach from being undone."""
 
@@ -135,6 +138,8 @@ class Prepared:
         self.target = target
         self.place = place
         self.forms = DeviceForms(target.device)
+        for name, parameter in model.named_parameters():
+            check_held(name, parameter, target.device)
         # The pages of a model that shares its device may be another's between its steps: what it writes is not kept there.
         self.ownership = collect(model, towers, flatten=self.forms.flatten, buffers=place is None)
         self.binding = Binding(self.ownership, self.forms, target.device)
@@ -236,7 +241,8 @@ def _plan(
         for position, tower in enumerate(ownership.towers)
     ]
     streamed = [tower for tower in towers if tower[1]]
-    try:
+
+    def plan(budget: Any) -> Plan:
         return Plan(
             target.native,
             [(ownership.tensors[i].name, ownership.tensors[i].nbytes) for i in numbers],
@@ -248,6 +254,10 @@ def _plan(
             lock,
             place,
         )
+
+    try:
+        # A budget that depends on what the model needs at least is asked for with those numbers.
+        return plan(budget(*plan(_UNLIMITED).room()) if callable(budget) else budget)
     except BudgetError as error:
         if streamed or "too small" not in str(error):
             raise

@@ -62,7 +62,8 @@ class _Leaf:
     @property
     def is_resident_buffer(self) -> bool:
         """Whether the model may write it: its device bytes are then the true ones."""
-        return not isinstance(self.tensor, nn.Parameter) and self.owner.block is None and not self.is_inner
+        plain = not isinstance(self.tensor, nn.Parameter) and not self.is_inner and not self.user.held
+        return plain and self.owner.block is None
 
 
 @dataclass(eq=False)
@@ -91,6 +92,8 @@ class Binding:
         self._addresses: list[int] = [0] * len(ownership.tensors)
         self._leaves: dict[int, _Leaf] = {}
         self._wrapped: dict[int, _Wrapped] = {}
+        self._held: dict[tuple[int, torch.dtype, torch.Size], _Leaf] = {}
+        """What parameters hold, by what it is on the device."""
         self._slots: tuple[list[dict[str, Any]], list[str], list[int], list[str]] = ([], [], [], [])
         for owned in ownership.tensors:
             if owned.nbytes:
@@ -174,6 +177,9 @@ class Binding:
             entry.built = entry.wrapper.build({user.inner: self._leaf(user).device for user in entry.users})
             for user in entry.users:
                 _register(user, entry.built)
+        for leaf in self._leaves.values():
+            if leaf.user.held and leaf.owner.nbytes:
+                self._held[(_pointer(leaf.tensor), leaf.tensor.dtype, leaf.tensor.shape)] = leaf
         self._note_slots()
 
     def shared_in_place(self, names: Collection[str]) -> list[str]:
@@ -226,6 +232,19 @@ class Binding:
                 return self._on_host(entry)
         return None
 
+    @property
+    def holds(self) -> bool:
+        """Whether there are tensors that parameters hold beside themselves."""
+        return bool(self._held)
+
+    def host_of_held(self, tensor: Tensor) -> Tensor | None:
+        """The CPU tensor of one that shows the bytes of a tensor that a parameter holds; None if it shows others.
+
+        Libraries put such tensors into state_dicts by themselves, detached.
+        """
+        leaf = self._held.get((_pointer(tensor), tensor.dtype, tensor.shape))
+        return None if leaf is None else self.host_value(leaf.tensor)
+
     def unbind(self) -> None:
         """Gives back a plain CPU model: same objects, same bits, ties, classes and requires_grad as before.
 
@@ -252,6 +271,7 @@ class Binding:
                 if _registered(user) is entry.built:
                     _register(user, entry.plain)
         self._slots = ([], [], [], [])
+        self._held.clear()
 
     def _unbind_replaced_buffers(self) -> None:
         """Copies buffers that a forward put in the place of managed ones: they may be views of device memory."""
@@ -294,7 +314,7 @@ class Binding:
             for user in owned.users:
                 leaf = self._leaf(user)
                 # A forward may put another buffer in a buffer's place; what streams must stay where it is.
-                if not user.inner and owned.nbytes and not leaf.is_resident_buffer:
+                if not user.inner and not user.held and owned.nbytes and not leaf.is_resident_buffer:
                     entries = user.module._buffers if user.is_buffer else user.module._parameters
                     row = (entries, user.name, user.tensor.data_ptr(), user.path)
                     for column, value in zip(self._slots, row):

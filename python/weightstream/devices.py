@@ -130,7 +130,7 @@ def _warn_of_fallback(reason: str) -> None:
         f"{reason}: weights stream to an emulated device in host memory, and the model computes on the CPU. "
         f'device="host" asks for that without this warning',
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

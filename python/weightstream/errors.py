@@ -16,6 +16,7 @@ __all__ = [
     "LoadingCancelled",
     "ModelError",
     "NotAvailableError",
+    "ProfileError",
     "QuantizationError",
     "StateError",
     "TimingError",
@@ -84,6 +85,10 @@ class QuantizationError(WeightstreamError):
 
     Packed bytes never reach a layer of floats instead.
     """
+
+
+class ProfileError(WeightstreamError):
+    """A workload's profile cannot be kept: its name, an entry or the folder's lock is refused. The file is as it was."""
 
 
 class LoadingCancelled(WeightstreamError):

@@ -78,6 +78,7 @@ class Group:
     def vacate(self, runtime: Runtime) -> None:
         """Takes a model off the device until it runs again."""
         self.running = None
+        self.target.synchronize()  # what is resident may be in use on any stream
         try:
             runtime.offloader.vacate()
         finally:

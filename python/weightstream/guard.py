@@ -161,6 +161,21 @@ def _writer(name: str) -> Callable[..., Any]:
     return write
 
 
+_refuse_data = _writer("data")
+
+
+def _write_data(self: ManagedParameter, value: Any) -> None:
+    """Refuses other data. Layers of bitsandbytes set what is there already after each forward."""
+    if (
+        isinstance(value, torch.Tensor)
+        and value.data_ptr() == self.data_ptr()
+        and (value.dtype, value.shape, value.stride()) == (self.dtype, self.shape, self.stride())
+        and value.device == self.device
+    ):
+        return
+    _refuse_data(self)
+
+
 def _fill_class() -> None:
     names = dir(torch.Tensor)
     for name in (*(name for name in names if not name.startswith(_UNREAD_BEGINNINGS)), "is_nonzero"):
@@ -176,7 +191,7 @@ def _fill_class() -> None:
     for name in filter(names.__contains__, _IN_PLACE_OPERATORS):
         setattr(ManagedParameter, name, _writer(name))
     for name, traced in _READING_PROPERTIES.items():
-        setattr(ManagedParameter, name, _reading_property(name, traced, _writer(name) if name == "data" else None))
+        setattr(ManagedParameter, name, _reading_property(name, traced, _write_data if name == "data" else None))
 
 
 _fill_class()

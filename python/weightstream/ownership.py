@@ -8,12 +8,13 @@ belong to the base, except large ones of known quantized modules. Reads the modu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from .errors import ModelError
+from .held import HeldTensors
 from .reading_order import expected_order
 from .spans import InnerPath, Span, inner_tensors, is_wrapper, span_of
 from .towers import Tower
@@ -47,6 +48,8 @@ class User:
     """The plain tensor itself; its dtype, shape and strides are what the rebuilt one has."""
     offset: int
     """Bytes from the start of the owned interval to the tensor's first element."""
+    held: bool = False
+    """Whether it is registered nowhere: the parameter `name` of the module holds it."""
 
 
 @dataclass(eq=False)
@@ -180,8 +183,10 @@ def _holders(model: nn.Module, blocks: Sequence[Block]) -> dict[int, set[int | N
 
 
 def _users(model: nn.Module, flatten: Flatten) -> list[User]:
-    """All registered tensors, by module in pre-order, wrappers opened up."""
+    """All registered tensors, by module in pre-order, wrappers opened up; behind them what parameters hold beside themselves."""
     users: list[User] = []
+    held: list[User] = []
+    finder = HeldTensors()
     for prefix, module in model.named_modules():
         entries = [(name, tensor, False) for name, tensor in module._parameters.items()]
         entries += [(name, tensor, True) for name, tensor in module._buffers.items()]
@@ -194,7 +199,13 @@ def _users(model: nn.Module, flatten: Flatten) -> list[User]:
                 leaf_path = ".".join((path, *inner))
                 _check_plain(leaf_path, leaf)
                 users.append(User(module, name, leaf_path, is_buffer, inner, leaf, 0))
-    return users
+            for reach, leaf in [] if is_buffer or is_wrapper(tensor) else finder.of(module, name, tensor):
+                leaf_path = f"{prefix}.{reach}" if prefix else reach
+                _check_open(leaf_path, leaf)
+                _check_plain(leaf_path, leaf)
+                held.append(User(module, name, leaf_path, False, (), leaf, 0, held=True))
+    registered = {id(user.tensor) for user in users}
+    return users + [user for user in held if id(user.tensor) not in registered]
 
 
 def _check_open(path: str, tensor: Tensor) -> None:
@@ -249,7 +260,7 @@ def _placed(user: User, span: Span) -> User:
     offset = own.address - span.address if own.nbytes else 0
     if offset % user.tensor.element_size():
         raise ModelError(f"{user.path} starts {offset} bytes into bytes it shares, not a multiple of its element size")
-    return User(user.module, user.name, user.path, user.is_buffer, user.inner, user.tensor, offset)
+    return replace(user, offset=offset)
 
 
 def _streams(users: Sequence[User], nbytes: int, large_buffer: int) -> bool:

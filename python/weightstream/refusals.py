@@ -57,6 +57,11 @@ def _saver(module: nn.Module, save: Callable[..., None], binding: Binding) -> Ca
         save(destination, prefix, keep_vars or detaches_only)
         if keep_vars:
             return
+        if binding.holds:
+            for name, value in destination.items():
+                host = binding.host_of_held(value) if name.startswith(prefix) and isinstance(value, Tensor) else None
+                if host is not None:
+                    destination[name] = host.detach()
         for entries in (module._parameters, module._buffers):
             for name, tensor in entries.items():
                 if isinstance(tensor, Tensor) and isinstance(destination.get(prefix + name), Tensor):

@@ -119,6 +119,7 @@ def run_pytest(environment, listed, only):
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--color=no", "-p", "no:cacheprovider"]
         command += ["-rs", "--durations=10", f"--junitxml={report}", *(["-k", only] if only else []), "tests"]
         environment = environment | {"WEIGHTSTREAM_REQUIRE_GPU": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        environment["DDO_RUN_LINEAR_CONV_CUDA_GATE"] = "1"
         _, code = shown(command, environment)
         passed, failed = read_report(report)
     return part("pytest", listed, passed, failed, code)

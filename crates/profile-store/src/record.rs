@@ -246,6 +246,13 @@ impl Record {
         Json::Object(root).pretty()
     }
 
+    /// The record as JSON, without the entries that are not understood.
+    pub fn understood_json(&self) -> String {
+        let mut record = self.clone();
+        record.entries.retain(|_, entry| entry.understood);
+        record.encode()
+    }
+
     /// The whole record as JSON, as its file has it.
     pub fn to_json(&self) -> String {
         self.encode()

@@ -21,6 +21,7 @@ pub(crate) enum Class {
     Quantization,
     NotAvailable,
     Cancelled,
+    Profile,
     Timing,
     Internal,
 }
@@ -36,6 +37,7 @@ impl Class {
             Self::Quantization => "QuantizationError",
             Self::NotAvailable => "NotAvailableError",
             Self::Cancelled => "LoadingCancelled",
+            Self::Profile => "ProfileError",
             Self::Timing => "TimingError",
             Self::Internal => "InternalError",
         }

@@ -14,6 +14,7 @@ mod kernels;
 mod offloader;
 mod plan;
 mod process;
+mod profiles;
 mod quant;
 mod reserve;
 mod saving;
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<turns::Turns>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
+    module.add_class::<quant::Quantizer>()?;
     module.add_class::<kernels::DeviceKernels>()?;
     module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
     module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
@@ -45,6 +47,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(checkpoint::check_mapped, module)?)?;
     module.add_function(wrap_pyfunction!(reserve::share_reserved, module)?)?;
     module.add_function(wrap_pyfunction!(saving::save, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_folder, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_key, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_load, module)?)?;
+    module.add_function(wrap_pyfunction!(profiles::profile_update, module)?)?;
     module.add_class::<startup::StartupRecorder>()?;
     module.add_class::<startup::StartupReport>()?;
     module.add_function(wrap_pyfunction!(startup::startup_stats, module)?)?;

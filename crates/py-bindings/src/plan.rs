@@ -114,6 +114,22 @@ impl Plan {
         })
     }
 
+    /// Bytes of the pages that are always resident, of the largest unit, of a page, and of all weights.
+    fn room(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u64)> {
+        Ok(py.detach(|| {
+            guarded(|| {
+                let mut planned = self.planned.lock().unwrap_or_else(PoisonError::into_inner);
+                let planned = planned.as_mut().and_then(OfProcess::get_mut).ok_or_else(started)?;
+                let layout = planned.layout();
+                let page = layout.granule().0;
+                let spans = layout.blocks().iter().map(|block| block.span.end - block.span.start);
+                let (largest, streamed) = (spans.clone().max().unwrap_or(0), spans.sum::<u64>());
+                let base = u64::from(layout.base_granules()) * page;
+                Ok((base, largest, page, base + streamed))
+            })
+        })?)
+    }
+
     /// What of the model is resident, and which blocks stream, before anything is allocated: by block, the bytes and
     /// whether it is copied at each step.
     fn blocks(&self) -> Vec<(u64, bool)> {

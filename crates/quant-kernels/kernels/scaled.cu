@@ -16,6 +16,7 @@ struct Scaled {
     Divider columns;
     Divider height;  // of a block
     Divider width;
+    Divider strip;  // elements that follow each other and share a scale, over the ends of rows; 2^31 where they cannot be counted so
     u32 row;  // of the run's first element
     u32 block_rows;
     u32 block_columns;
@@ -92,15 +93,22 @@ struct E2m1 {
     }
 };
 
-template <class C> struct Packed : ElementByElement {
-    static constexpr u32 ELEMENTS = C::ELEMENTS, BYTES = C::BYTES, ENTRIES = 4;
+// Strips of so many elements and more have their scales looked up once a tile.
+constexpr u32 LONG = 16, MOST_STRIPS = THREADS * 8 * ROUNDS / LONG + 2, SCALES = 5, ZERO_POINTS = SCALES + MOST_STRIPS;
+
+template <class C> struct Packed {
+    static constexpr u32 ELEMENTS = C::ELEMENTS, BYTES = C::BYTES, ENTRIES = ZERO_POINTS + MOST_STRIPS;
+
+    // What scales are multiplied with.
+    STATIC float common(const Scaled& p) {
+        return p.mode == FACTOR ? number_at(p.global, p.global_kind, 0) : 1.0f;
+    }
 
     // What all numbers have in common: two factors, and scale and zero point if there is but one of each.
     STATIC void prepare(const Scaled& p, u32* table) {
         if (threadIdx.x != 0) return;
-        float first = 1.0f, last = 1.0f;
+        float first = common(p), last = 1.0f;
         switch (p.mode) {
-            case FACTOR: first = number_at(p.global, p.global_kind, 0); break;
             case TIMES_INPUT: last = number_at(p.global, p.global_kind, 0) * number_at(p.input, p.input_kind, 0); break;
             case INVERSE_OF_INPUT: {
                 float input = 2688.0f / number_at(p.input, p.input_kind, 0);
@@ -114,6 +122,26 @@ template <class C> struct Packed : ElementByElement {
         table[1] = bits_of(last);
         table[2] = bits_of(p.scale ? number_at(p.scale, p.scale_kind, 0) * first : 1.0f);
         table[3] = bits_of(p.zero_point ? number_at(p.zero_point, p.zero_kind, 0) : 0.0f);
+    }
+
+    // Whether each tile looks up the scales of its strips.
+    STATIC bool by_strips(const Scaled& p) {
+        return (p.block_rows > 1 || p.block_columns > 1) && p.strip.divisor >= LONG && p.strip.divisor < 1u << 31;
+    }
+    // The scales and zero points of a tile's strips, and which strip is the first.
+    STATIC void enter(const Scaled& p, u32* table, u32 begin, u32 count) {
+        if (!by_strips(p)) return;
+        u32 first = p.strip.quotient(begin), end = begin + count < p.run.end ? begin + count : p.run.end;
+        u32 strips = p.strip.quotient(end - 1) - first + 1;
+        if (threadIdx.x == 0) table[4] = first;
+        for (u32 i = threadIdx.x; i < strips; i += THREADS) {
+            u32 element = (first + i) * p.strip.divisor;
+            u32 row = p.columns.quotient(element), column = element - row * p.columns.divisor;
+            u32 below = p.height.quotient(p.row + row), beside = p.width.quotient(column);
+            u64 block = place_of(p.order, p.block_rows, p.block_columns, below, beside);
+            if (p.scale) table[SCALES + i] = bits_of(number_at(p.scale, p.scale_kind, block) * common(p));
+            if (p.zero_point) table[ZERO_POINTS + i] = bits_of(number_at(p.zero_point, p.zero_kind, block));
+        }
     }
 
     // What comes of N numbers that share a scale.
@@ -139,14 +167,12 @@ template <class C> struct Packed : ElementByElement {
             multiply<N>(p, float_of(table[3]), float_of(table[2]), last, v);
             return;
         }
-        u32 row = p.columns.quotient(element), column = element - row * p.columns.divisor;
-        u32 across = p.width.quotient(column), within = column - across * p.width.divisor;
-        if (within + N <= p.width.divisor && column + N <= p.columns.divisor) {
-            u64 block = place_of(p.order, p.block_rows, p.block_columns, p.height.quotient(p.row + row), across);
-            float zero_point = p.zero_point ? number_at(p.zero_point, p.zero_kind, block) : 0.0f;
-            float scale = p.scale ? number_at(p.scale, p.scale_kind, block) * first : 1.0f;
-            multiply<N>(p, zero_point, scale, last, v);
-            return;
+        if (by_strips(p)) {
+            u32 strip = p.strip.quotient(element), within = element - strip * p.strip.divisor, index = strip - table[4];
+            if (within + N <= p.strip.divisor) {
+                multiply<N>(p, float_of(table[ZERO_POINTS + index]), float_of(table[SCALES + index]), last, v);
+                return;
+            }
         }
         // The end of a block or row lies among these: each looks for its own.
         for (u32 i = 0; i < N; ++i) {

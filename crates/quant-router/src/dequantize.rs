@@ -94,6 +94,7 @@ fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<Box<dyn Dec
         Format::Scaled(scaled) => formats::scaled::decoder(weight, scaled, parts),
         Format::Bnb4(format) => formats::bnb::decoder(weight, format, parts),
         Format::QuantoBits(format) => formats::quanto::decoder(weight, format, parts),
+        Format::PackedInt(format) => formats::packed_int::decoder(weight, format, parts),
         Format::W4A8(format) => formats::w4a8::decoder(weight, format, parts),
         Format::Svdq(format) => formats::nunchaku::svdq_decoder(weight, format, parts),
         Format::NunchakuAwq => formats::nunchaku::awq_decoder(weight, parts),

@@ -147,4 +147,29 @@ pub enum QuantError {
         /// What is not understood.
         why: String,
     },
+    /// A weight of floats that cannot be quantized so.
+    #[error("{layer:?} of shape {shape:?} cannot be quantized to {kind}: {why}")]
+    NotQuantizable {
+        /// The layer.
+        layer: String,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// The type that was asked for.
+        kind: &'static str,
+        /// What is in the way.
+        why: &'static str,
+    },
+    /// Floats to be quantized of another size than the rows that they are said to be.
+    #[error("the rows of {layer:?} that shall be quantized have {need} bytes, and {have} were given")]
+    SourceSize {
+        /// The layer.
+        layer: String,
+        /// Bytes that were given.
+        have: u64,
+        /// Bytes that so many rows have.
+        need: u64,
+    },
+    /// A broken promise of this crate.
+    #[error("a promise of this crate is broken: a type that it names itself is unknown; please report it")]
+    Internal,
 }

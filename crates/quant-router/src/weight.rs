@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{QuantError, Result};
 use crate::formats::nunchaku::AWQ_GROUP;
-use crate::formats::{Bnb4, QuantoBits, Scaled, Svdq, W4A8};
+use crate::formats::{Bnb4, PackedInt, QuantoBits, Scaled, Svdq, W4A8};
 
 /// How a weight is packed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -25,6 +25,8 @@ pub enum Format {
     Bnb4(Bnb4),
     /// Numbers of 4 or 2 bits, as optimum-quanto packs them.
     QuantoBits(QuantoBits),
+    /// Numbers in words, as GPTQ and AWQ pack them.
+    PackedInt(PackedInt),
     /// Numbers of 4 bits that stand for INT8 ones.
     W4A8(W4A8),
     /// `SVDQuant`, as Nunchaku packs it.
@@ -41,6 +43,7 @@ impl Format {
             Self::Scaled(scaled) => scaled.block(),
             Self::Bnb4(format) => [1, format.block],
             Self::QuantoBits(format) => [1, format.group],
+            Self::PackedInt(format) => [1, format.group],
             Self::W4A8(format) => [1, format.group],
             Self::Svdq(format) => [1, format.group()],
             Self::NunchakuAwq => [1, AWQ_GROUP],
@@ -55,6 +58,7 @@ impl fmt::Display for Format {
             Self::Scaled(scaled) => write!(f, "{scaled}"),
             Self::Bnb4(format) => write!(f, "{format}"),
             Self::QuantoBits(format) => write!(f, "{format}"),
+            Self::PackedInt(format) => write!(f, "{format}"),
             Self::W4A8(format) => write!(f, "{format}"),
             Self::Svdq(format) => write!(f, "{format}"),
             Self::NunchakuAwq => write!(f, "AWQ with a scale and a shift for {AWQ_GROUP}"),
@@ -80,6 +84,8 @@ pub enum PartRole {
     Smooth,
     /// What is subtracted from packed numbers.
     ZeroPoint,
+    /// Which group a column is in.
+    GroupIndex,
     /// The numbers that packed ones are indexes of.
     Codebook,
     /// The numbers that packed scales are indexes of.
@@ -106,6 +112,7 @@ impl fmt::Display for PartRole {
             Self::RowScale => "row scale",
             Self::Smooth => "smoothing factor",
             Self::ZeroPoint => "zero point",
+            Self::GroupIndex => "index of groups",
             Self::Codebook => "codebook",
             Self::ScaleCodebook => "codebook of scales",
             Self::InputScale => "input scale",

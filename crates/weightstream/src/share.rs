@@ -156,7 +156,14 @@ impl Share {
         if let Some(&other) = busy.iter().find(in_the_way) {
             return Err(Error::Busy { model: state.name(id), other: state.name(other) });
         }
+        if self.pool().driver().is_capturing(stream)? {
+            return Err(EngineError::Capturing { stream }.into());
+        }
         state.last = None;
+        if !switch.leave.is_empty() {
+            // Resident bytes of those that leave may be in use on the stream that their successor goes on with.
+            self.pool().driver().synchronize_stream(stream)?;
+        }
         let mut given = Vec::new();
         for &other in &switch.leave {
             if let Some(engine) = state.engine(other) {

@@ -116,6 +116,26 @@ fn a_model_that_is_not_accepted_leaves_and_reads_poison() {
 }
 
 #[test]
+fn what_uses_resident_bytes_outside_steps_is_waited_for_before_they_go() {
+    let setting = setting(CopyOrder::Lazy, 5, Bytes::mib(16));
+    let (a, b) = (setting.model("a", 60, &[]), setting.model("b", 50, &[]));
+    for _ in 0..3 {
+        a.offloader.arrive(a.compute.handle()).unwrap();
+        let reads = a.begin_base();
+        b.step(&b.all());
+        assert!(a.is_poisoned());
+        for (expected, pending) in reads {
+            assert!(pending.finish().unwrap() == *expected, "read what came after");
+        }
+    }
+    a.offloader.arrive(a.compute.handle()).unwrap();
+    let reads = a.begin_base();
+    a.offloader.vacate().unwrap();
+    assert!(reads.into_iter().all(|(expected, pending)| pending.finish().unwrap() == *expected));
+    setting.finish(vec![a, b]);
+}
+
+#[test]
 fn the_learned_order_survives_an_absence() {
     let setting = setting(CopyOrder::Lazy, 5, Bytes::mib(16));
     let (a, b) = (setting.model("a", 45, &[]), setting.model("b", 45, &[]));

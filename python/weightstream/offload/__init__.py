@@ -19,9 +19,10 @@ from .extracting import extract_models
 from .loading import fast_load_transformers_model, load_model_data, load_sd
 from .profiles import profile_type
 from .progress import LoadingCallback, loading_context
+from .qtypes import QuantizationType, qfloat8, qfloat8_e4m3fn, qfloat8_e5m2, qint2, qint4, qint8
+from .quantizing import quantize
 from .redirect import redirect_safetensors
 from .saving import save_model
-from .unavailable import QuantizationType, qint8
 
 if TYPE_CHECKING:
     from .managed import OffloadObject
@@ -40,7 +41,13 @@ __all__ = [
     "loading_context",
     "profile",
     "profile_type",
+    "qfloat8",
+    "qfloat8_e4m3fn",
+    "qfloat8_e5m2",
+    "qint2",
+    "qint4",
     "qint8",
+    "quantize",
     "redirect_safetensors",
     "save_model",
 ]

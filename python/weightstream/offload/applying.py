@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ..quant_router.merging import Foreign
 from .dtypes import Converter, DtypeRules
 from .progress import Progress
 from .quantized import Entry
+from .quantizing import carry_out, plan_quantization
 from .replacing import replace_layers
 
 __all__ = ["apply", "expected_names"]
@@ -51,10 +53,11 @@ def apply(
     ignore_unused: bool,
     ignore_missing: bool,
     progress: Progress,
+    quantization: Optional[tuple[Any, Any]] = None,
 ) -> list[str]:
     """Assigns the weights of `sd` to the model, ties and types as they have to be, and says so. Empties `sd`.
 
-    Returns what a user may want to know. WeightsError, with nothing changed, for weights that the model lacks, that the file lacks or that have another shape.
+    `quantization` is a type and what to leave out, if the model shall be quantized. Returns what a user may want to know. WeightsError, with nothing changed, for weights that the model lacks, that the file lacks or that have another shape.
     """
     before = _parameters(model)
     ties = _ties(model)
@@ -82,7 +85,13 @@ def apply(
         for hook in after:
             hook()
         _check_filled(model)
-        notes = _convert(model, before, rules, progress)
+        _keep_attributes(model, before)
+        plan = None if quantization is None else plan_quantization(model, *quantization)
+        # What will be quantized is converted on the way, some rows at a time.
+        notes = _convert(model, rules, progress, set() if plan is None else plan.layers)
+        if plan is not None:
+            carry_out(model, plan, progress, lambda module, weight: rules.target(module, weight.__dict__, weight.dtype))
+            notes += plan.notes
         # Inside: who aborts on hearing this gets the model as it was, too.
         progress.phase("Weights Loaded", 3, 3)
     return notes
@@ -158,19 +167,24 @@ def _check_filled(model: nn.Module) -> None:
             raise WeightsError(f"{len(empty)} {kind}s of {type(model).__name__} have no data: {_listed(empty)}{hint}")
 
 
-def _convert(
-    model: nn.Module, before: dict[tuple[int, str], dict[str, Any]], rules: DtypeRules, progress: Progress
-) -> list[str]:
-    """Gives every parameter its type. What shared bytes shares them still. Says what did not fit its type."""
+def _keep_attributes(model: nn.Module, before: dict[tuple[int, str], dict[str, Any]]) -> None:
+    """Gives parameters what those in their places had."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                for key, value in before.get((id(module), name), {}).items():
+                    parameter.__dict__.setdefault(key, value)
+
+
+def _convert(model: nn.Module, rules: DtypeRules, progress: Progress, without: set[str]) -> list[str]:
+    """Gives every parameter its type, but for the weights of some layers. What shared bytes shares them still. Says what did not
+    fit its type."""
     groups: dict[Any, list[tuple[str, nn.Module, str, nn.Parameter]]] = {}
     targets: dict[int, torch.dtype] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
-            if parameter is None:
+            if parameter is None or (name == "weight" and prefix in without):
                 continue
-            attributes = before.get((id(module), name), {})
-            for key, value in attributes.items():
-                parameter.__dict__.setdefault(key, value)
             # A tied parameter has one type: that of its first place.
             target = targets.setdefault(id(parameter), rules.target(module, parameter.__dict__, parameter.dtype))
             if target != parameter.dtype:
@@ -194,7 +208,7 @@ def _convert(
         f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
         f"default_dtype=torch.bfloat16 holds them"
     )
-    warnings.warn(note, stacklevel=5)
+    warnings.warn(note, stacklevel=_levels_outside())
     return [note]
 
 
@@ -208,3 +222,12 @@ def _bytes_of(tensor: Tensor) -> Any:
 def _listed(names: list[str], shown: int = _SHOWN) -> str:
     listed = ", ".join(names[:shown])
     return f"{listed} and {len(names) - shown} more" if len(names) > shown else listed
+
+
+def _levels_outside() -> int:
+    """How many calls above its caller the first one outside this package is: what a warning points at."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (package, "contextlib"):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .. import _native
 from ..errors import WeightsError
 
-__all__ = ["Converter", "DtypeRules"]
+__all__ = ["Converter", "DtypeRules", "empty"]
 
 _PIECE = 16 << 20
 """Bytes converted between two looks at whether to stop: a few milliseconds."""
@@ -73,7 +73,7 @@ class Converter:
     def __call__(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor's values as `dtype`, in memory of their own. `name` is for errors."""
         if tensor.is_contiguous() and tensor.device.type == "cpu":
-            result = _empty(tensor.shape, dtype)
+            result = empty(tensor.shape, dtype)
             self._flat(name, tensor.view(-1) if tensor.dim() != 1 else tensor, result.view(-1))
             return result
         self._advance(tensor.nbytes)
@@ -111,7 +111,8 @@ class Converter:
         self._poll(self._done / self._total)
 
 
-def _empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Memory for a tensor; for a large one, of its own."""
     size = shape.numel() * dtype.itemsize
     if size < _LARGE:
         return torch.empty(shape, dtype=dtype)

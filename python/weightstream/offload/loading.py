@@ -22,10 +22,10 @@ from .fused import split_fused
 from .gguf_names import fitted, transformers_names
 from .packed_layers import described_layers
 from .progress import Progress, progress_of
+from .qtypes import QuantizationType, kind_of, qint8
 from .quantized import Entry, gather, leftover, recognise
 from .renaming import chosen, filtered, guessed_prefix, preprocess, without_prefix
 from .sources import Source, StateDict, as_list, merge, paths_of, read_source, read_sources
-from .unavailable import QuantizationType, qint8, refuse_quantizing
 
 __all__ = ["fast_load_transformers_model", "load_model_data", "load_sd"]
 
@@ -69,7 +69,7 @@ def load_model_data(
     model: nn.Module,
     file_path: Any,
     do_quantize: bool = False,
-    quantizationType: QuantizationType = qint8,
+    quantizationType: Union[QuantizationType, str, Any] = qint8,
     pinToMemory: bool = False,
     partialPinning: bool = False,
     modelPrefix: Optional[str] = None,
@@ -99,11 +99,13 @@ def load_model_data(
         that model gets the same parameters.
     default_dtype: of floating-point parameters; None keeps the file's, and `fp32_dtype` then converts only float32 ones.
         `_lock_dtype` on a module or parameter counts before both. Buffers keep their types.
+    do_quantize: quantizes linear layers and embeddings to `quantizationType` as they are loaded, but for what `quantize_exclude`
+        names: see `quantize`. A model that is quantized already stays as it is.
     pinToMemory, partialPinning: that the weights (with partialPinning: the towers') shall be page-locked. They are when
         the model is attached; nothing is locked before.
     pre_load_callback: called with the model before the weights are assigned.
     """
-    refuse_quantizing(do_quantize)
+    quantization = (kind_of(quantizationType), quantize_exclude) if do_quantize else None
     paths = paths_of([*as_list(file_path), *as_list(modules)])
     progress = progress_of(paths)
     try:
@@ -123,6 +125,7 @@ def load_model_data(
             ignore_missing=ignore_missing_keys,
             pre_load_callback=pre_load_callback,
             pin=_pin(pinToMemory, partialPinning),
+            quantization=quantization,
         )
     except LoadingCancelled as error:
         # Without its traceback, whose frames would hold what was read for as long as the exception is kept.
@@ -135,7 +138,7 @@ def load_model_data(
 def fast_load_transformers_model(
     model_path: Any,
     do_quantize: bool = False,
-    quantizationType: QuantizationType = qint8,
+    quantizationType: Union[QuantizationType, str, Any] = qint8,
     pinToMemory: bool = False,
     partialPinning: bool = False,
     forcedConfigPath: Any = None,
@@ -161,7 +164,7 @@ def fast_load_transformers_model(
     beside the last file; `configKwargs` replaces entries of it. `modelClass` forces the class. The model is in eval mode
     and its parameters do not require grad. Everything else is as for `load_model_data`.
     """
-    refuse_quantizing(do_quantize)
+    quantization = (kind_of(quantizationType), quantize_exclude) if do_quantize else None
     sources = as_list(model_path)
     progress = progress_of(paths_of([*sources, *as_list(modules)]))
     try:
@@ -185,6 +188,7 @@ def fast_load_transformers_model(
             ignore_missing=False,
             pre_load_callback=pre_load_callback,
             pin=_pin(pinToMemory, partialPinning),
+            quantization=quantization,
         )
         model.requires_grad_(False)
         return model
@@ -218,6 +222,7 @@ def _load(
     ignore_missing: bool,
     pre_load_callback: Optional[Callable[[nn.Module], Any]],
     pin: Optional[str],
+    quantization: Optional[tuple[Any, Any]],
 ) -> None:
     """What both loading functions do once there is a model."""
     if any(MARK in module.__dict__ for module in model.modules()):
@@ -257,7 +262,11 @@ def _load(
         ignore_unused=ignore_unused,
         ignore_missing=ignore_missing,
         progress=progress,
+        quantization=quantization,
     )
+    quantization_map = described_layers(model).quantization_map
+    if quantization_map:
+        model._quanto_map = quantization_map
     if shared is not None:
         _share(model, from_extra, shared)
     model._weightstream_load = {**report, "writable_tensors": writable, "pin": pin}

@@ -15,9 +15,11 @@ from typing import Any, Optional
 
 from ..errors import CheckpointError
 
-__all__ = ["config_of", "encoded", "quantization_map_of", "sibling_map", "tied_map_of"]
+__all__ = ["config_of", "encoded", "quantization_config_beside", "quantization_map_of", "sibling_map", "tied_map_of"]
 
 _SUFFIX = "_base64"
+_MODELOPT = {"quant_method": "modelopt"}
+"""Whose file `hf_quant_config.json` is."""
 _MOST_BYTES = 64 << 20
 """Of a JSON file beside a checkpoint."""
 
@@ -54,6 +56,26 @@ def sibling_map(path: str) -> Optional[dict[str, Any]]:
     """The quantization map in `<file>_map.json` beside a file without one of its own, or None."""
     beside = os.path.splitext(path)[0] + "_map.json"
     return read_json(beside) if os.path.isfile(beside) else None
+
+
+def quantization_config_beside(path: str) -> Optional[str]:
+    """What the configuration in a file's folder says of quantization, as JSON; None if there is none, or it cannot be read.
+
+    Some layouts are said nowhere else: which half of a byte is first, and whether zero points are stored less one.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    for name, key, method in (
+        ("config.json", "quantization_config", {}),
+        ("hf_quant_config.json", "quantization", _MODELOPT),
+    ):
+        if os.path.isfile(os.path.join(folder, name)):
+            try:
+                found = read_json(os.path.join(folder, name)).get(key)
+            except CheckpointError:
+                continue  # whoever needs the configuration says what is wrong with it
+            if isinstance(found, dict):
+                return json.dumps({**method, **found})
+    return None
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -84,6 +84,9 @@ def described_layers(model: nn.Module) -> DescribedLayers:
                     if scale not in module.quant_hints:
                         result.markers[start + scale] = torch.ones((), dtype=module.compute_dtype)
         result.metadata.update({start + key: text for key, text in module.quant_metadata.items()})
+        config = _config(known.fields["format"])
+        if config is not None:
+            result.metadata["quantization_config"] = json.dumps(config)
         marker = _marker(known.fields)
         if marker is not None and "comfy_quant" not in module.quant_hints:
             text = json.dumps(marker).encode()
@@ -105,6 +108,18 @@ def _map_entry(form: Any) -> Optional[str]:
     if scaled["family"] == "QInt8":
         return "qint8"
     return "qfloat8" if scaled["codes"] == "E4m3" else "qfloat8_e5m2"
+
+
+def _config(form: Any) -> Optional[dict[str, str]]:
+    """What only a model's configuration says of a format."""
+    if not isinstance(form, dict):
+        return None
+    words, scaled = form.get("PackedInt"), form.get("Scaled")
+    if words is not None and words["words"] == "Columns" and not words["zero_less_one"]:
+        return {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
+    if scaled is not None and (scaled["family"], scaled["codes"], scaled["global"]) == ("NvFp4", "E2m1Low", "Factor"):
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    return None
 
 
 def _marker(fields: dict[str, Any]) -> Optional[dict[str, Any]]:

@@ -20,7 +20,8 @@ from .metadata import encoded, read_json
 from .packed_layers import described_layers
 from .progress import progress_of
 from ..filetypes import name_of_dtype
-from .unavailable import QuantizationType, qint8, refuse_quantizing
+from .qtypes import QuantizationType, qint8
+from .quantizing import quantize
 
 __all__ = ["save_model"]
 
@@ -29,13 +30,15 @@ def save_model(
     model: nn.Module,
     file_path: Union[str, os.PathLike[str]],
     do_quantize: bool = False,
-    quantizationType: QuantizationType = qint8,
+    quantizationType: Union[QuantizationType, str, Any] = qint8,
     verboseLevel: int = -1,
     config_file_path: Union[str, os.PathLike[str], None] = None,
     filter_sd: Optional[Iterable[str]] = None,
     quantize_exclude: Optional[Iterable[str]] = None,
 ) -> None:
     """Saves a model's parameters and persistent buffers in one safetensors file.
+
+    do_quantize: quantizes the model first, in place, to `quantizationType`, but for what `quantize_exclude` names: see `quantize`.
 
     config_file_path: a JSON file with the configuration to put into the file. Without it, that of a model loaded here, the
         model's own `config`, or config.json beside the file.
@@ -44,8 +47,9 @@ def save_model(
     The file appears whole or not at all, under this very name: what was there is replaced, a symbolic link too, and what a
     link led to is left as it is. An attached model is saved from its host bytes.
     """
-    refuse_quantizing(do_quantize)
     path = os.fspath(file_path)
+    if do_quantize:
+        quantize(model, quantizationType, quantize_exclude, path)
     progress = progress_of([path])
     try:
         progress.alone("Saving")

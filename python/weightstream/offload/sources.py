@@ -20,7 +20,7 @@ from ..errors import CheckpointError, WeightsError
 from ..quant_router.calling import call
 from ..quant_router.registry import extension_of, metadata_text, name_of
 from ..startup.collecting import describe_checkpoint
-from .metadata import quantization_map_of, read_json, sibling_map, tied_map_of
+from .metadata import quantization_config_beside, quantization_map_of, read_json, sibling_map, tied_map_of
 from .pickles import is_pickle, load_pickle
 from .progress import Progress
 from .tensors import map_tensors
@@ -219,6 +219,9 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> 
         quantization_map.setdefault(name.removesuffix(".weight"), {"weights": kind, "activations": "none"})
     source = Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
     source.metadata = joined(opened.metadata())
+    beside = quantization_config_beside(opened.files()[0]) if opened.files() else None
+    if beside is not None:
+        source.metadata.setdefault("quantization_config", beside)
     return source
 
 

@@ -170,7 +170,7 @@ class QuantModule(nn.Module):
     def _compute_type(self, input: Tensor) -> torch.dtype:
         """The type to compute in: autocast's, else that of the inputs."""
         kind = input.device.type
-        if torch.is_autocast_enabled(kind):
+        if kind != "meta" and torch.is_autocast_enabled(kind):
             return torch.get_autocast_dtype(kind)
         return input.dtype
 

@@ -21,7 +21,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "py-bindings",
-        &["gpu-driver", "startup-timing", "checkpoint", "quant-router", "quant-kernels", "weightstream"],
+        &[
+            "gpu-driver",
+            "startup-timing",
+            "checkpoint",
+            "quant-router",
+            "quant-kernels",
+            "weightstream",
+            "profile-store",
+        ],
     ),
     ("xtask", &[]),
 ];

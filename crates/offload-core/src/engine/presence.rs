@@ -43,12 +43,14 @@ impl Engine {
             return Ok(());
         }
         state.check_capture(stream)?;
+        state.on_stream(stream)?;
         state.memory.take_over(given);
         if state.pending.is_some() { state.replace_plan() } else { state.come_back() }
     }
 
     /// Takes the model off the device and gives its own pages; addresses stay, and read 0xFF where those pages were. The
-    /// ring's first `keep` pages stay mapped. Blocks until all its work has run. A model that left before gives up what it
+    /// ring's first `keep` pages stay mapped. Blocks until all its work has run, on the stream of
+    /// its latest call; who used resident bytes on another has waited for that. A model that left before gives up what it
     /// has of the ring beyond `keep`. Does nothing to a closed model, or one that shares its device with nobody.
     ///
     /// # Errors
@@ -63,6 +65,8 @@ impl Engine {
         if state.memory.shared().is_none() {
             return Ok(Vec::new());
         }
+        // What is resident is used outside units and steps, too, which only the stream knows about.
+        state.device.note_computation();
         state.wait_idle()?;
         state.away = true;
         state.timing.forget();

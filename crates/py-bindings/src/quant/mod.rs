@@ -3,6 +3,7 @@
 
 mod detection;
 mod pool;
+mod quantizing;
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,6 +14,7 @@ use pyo3::types::PyType;
 use quant_router::{Target, Transform, dequantize};
 
 pub(crate) use detection::{claims, detect, handlers};
+pub(crate) use quantizing::Quantizer;
 
 use crate::dlpack;
 use crate::error::{Class, Failure, guarded};

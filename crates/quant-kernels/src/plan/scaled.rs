@@ -85,6 +85,9 @@ pub(super) fn plan(job: &Job<'_>, to: Kernel, scaled: Scaled) -> Result<Vec<Laun
     }
     countable(job, columns, "its rows are too long")?;
     countable(job, rows, "it has too many rows")?;
+    // A row of whole strips goes on with the next row's first one.
+    let strip = width.min(columns);
+    let strip = if columns.is_multiple_of(strip) { strip } else { u64::MAX };
     let launch = |(first, end, out): (u64, u64, u64)| {
         let row = first / columns;
         let base = row * columns;
@@ -98,7 +101,7 @@ pub(super) fn plan(job: &Job<'_>, to: Kernel, scaled: Scaled) -> Result<Vec<Laun
         };
         let mut words = run.words(job.kind);
         words.word(scale.address).word(zero_point.address).word(global.address).word(input.address);
-        words.divider(columns).divider(height).divider(width);
+        words.divider(columns).divider(height).divider(width).divider(strip);
         words.pair(row, count[0]).pair(count[1], order);
         words.pair(scale.kind().into(), zero_point.kind().into());
         words.pair(global.kind().into(), input.kind().into());

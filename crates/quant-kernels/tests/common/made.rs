@@ -100,6 +100,8 @@ pub(crate) fn formats() -> Vec<Case> {
         scaled("fp8 none", &[3, 8192], Family::Fp8, E5m2, Scales::None, &[]),
         scaled("fp8 filters", &[16, 5, 3, 3], Family::Fp8, E4m3, Scales::Row, &[(Scale, "BF16")]),
         scaled("fp8 blocks", &[200, 333], Family::Fp8, E4m3, grid(128, 128, Order::Rows), &[(Scale, "F32")]),
+        scaled("fp8 whole", &[260, 384], Family::Fp8, E4m3, grid(128, 128, Order::Rows), &[(Scale, "F32")]),
+        scaled("fp8 narrow", &[90, 340], Family::Fp8, E5m2, grid(7, 17, Order::Columns), &[(Scale, "F32")]),
         scaled("fp8 column", &[7, 640], Family::Fp8, E4m3, grid(3, 5, Order::Columns), &[(Scale, "F32")]),
         scaled("int8 row", &[41, 777], Family::Int8, Int8, Scales::Row, &[(Scale, "F32")]),
         scaled("int8 vector", &[9000], Family::Int8, Int8, Scales::Row, &[(Scale, "F32")]),

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::fmt;
 
+use super::config::QuantConfig;
 use super::header::{Header, is_fp8};
 use super::marker::{Layers, Marker, TENSOR};
 use super::quanto_map::QuantoMap;
@@ -53,6 +54,7 @@ pub struct Evidence<'a> {
     header: &'a Header<'a>,
     layers: Layers,
     map: QuantoMap,
+    config: QuantConfig,
     scaled: OnceCell<Option<String>>,
     rotated: OnceCell<Option<String>>,
 }
@@ -61,7 +63,8 @@ impl<'a> Evidence<'a> {
     /// Reads what the metadata says. An error if it cannot be read.
     pub fn new(header: &'a Header<'a>) -> Result<Self> {
         let (layers, map) = (Layers::of_header(header)?, QuantoMap::of_header(header)?);
-        Ok(Self { header, layers, map, scaled: OnceCell::new(), rotated: OnceCell::new() })
+        let config = QuantConfig::of_header(header)?;
+        Ok(Self { header, layers, map, config, scaled: OnceCell::new(), rotated: OnceCell::new() })
     }
 
     /// The header.
@@ -89,6 +92,11 @@ impl<'a> Evidence<'a> {
     /// The type that the file's map of quantized modules gives a weight: `qint8`. None if it gives none.
     pub fn quanto(&self, weight: &str) -> Option<&str> {
         self.map.of(weight)
+    }
+
+    /// What the model's configuration says of its quantization.
+    pub(super) fn config(&self) -> &QuantConfig {
+        &self.config
     }
 
     /// What says that FP8 weights of this file have scales. None if nothing does.

@@ -1,5 +1,6 @@
 //! Which weights of a model are quantized, and how: decided tensor by tensor, on names, types, shapes and metadata.
 
+mod config;
 mod handler;
 mod handlers;
 mod header;

@@ -67,6 +67,8 @@ pub enum Global {
     None,
     /// The scale is first multiplied with the part [`PartRole::GlobalScale`].
     Factor,
+    /// The scale is first divided by the part [`PartRole::GlobalScale`].
+    Divisor,
     /// Number and scale are multiplied with [`PartRole::GlobalScale`] × [`PartRole::InputScale`].
     TimesInput,
     /// Number and scale are multiplied with 1 ÷ ([`PartRole::GlobalScale`] × i) × i, where i is 2688 ÷ [`PartRole::InputScale`].
@@ -204,7 +206,7 @@ pub(crate) fn decoder<'a>(
     let scale = if scaled.scales == Scales::None { None } else { Some(grid(PartRole::Scale)?) };
     let zero_point = if scaled.zero_point { Some(grid(PartRole::ZeroPoint)?) } else { None };
     let (first, last) = match scaled.global {
-        Global::None => (1.0, 1.0),
+        Global::None | Global::Divisor => (1.0, 1.0),
         Global::Factor => (scalar(weight, PartRole::GlobalScale, parts)?, 1.0),
         Global::TimesInput => {
             let factor = scalar(weight, PartRole::GlobalScale, parts)?;
@@ -216,13 +218,27 @@ pub(crate) fn decoder<'a>(
         }
         Global::Per127 => (1.0, 1.0 / 127.0),
     };
+    let divisor = match scaled.global {
+        Global::Divisor => Some(scalar(weight, PartRole::GlobalScale, parts)?),
+        _ => None,
+    };
     let block = match scaled.scales {
         Scales::Blocks { rows, columns, .. } => [rows.max(1) as usize, columns.max(1) as usize],
         Scales::Row => [1, usize::MAX],
         Scales::None | Scales::Tensor => [usize::MAX, usize::MAX],
     };
     let columns = (columns as usize).max(1);
-    Ok(Box::new(Decoder { data, codes: scaled.codes, columns, block, scale, zero_point, first, last }))
+    Ok(Box::new(Decoder {
+        data,
+        codes: scaled.codes,
+        columns,
+        block,
+        scale,
+        zero_point,
+        first,
+        divisor,
+        last,
+    }))
 }
 
 /// The number type of a part.
@@ -253,6 +269,8 @@ struct Decoder<'a> {
     zero_point: Option<Grid<'a>>,
     /// Multiplied with the scale.
     first: f32,
+    /// What the scale is divided by.
+    divisor: Option<f32>,
     /// Multiplied with what comes of number and scale.
     last: f32,
 }
@@ -281,6 +299,7 @@ impl Decode for Decoder<'_> {
             }
             if let Some(scale) = self.scale {
                 let (scale, last) = (scale.at(place[0], place[1]) * self.first, self.last);
+                let scale = self.divisor.map_or(scale, |divisor| scale / divisor);
                 // Times 1 changes no number, so that most formats pay nothing for the few that have a second factor.
                 for number in &mut *numbers {
                     *number = *number * scale * last;

@@ -1,6 +1,7 @@
 //! NVFP4 and MXFP8, with and without anything that names them.
 
-use quant_router::{QuantError, Transform};
+use quant_router::formats::{Codes, Order, Scales};
+use quant_router::{Format, QuantError, Transform};
 
 use super::build::{File, format};
 
@@ -74,4 +75,46 @@ fn mxfp8_needs_a_name_only_where_its_scales_could_be_either() {
     assert!(error.to_string().contains("may be in tiles or in rows"), "{error}");
     named(layer(100, &[100, 4], "U8")).refused("a.weight");
     layer(100, &[100, 3], "U8").refused("a.weight");
+}
+
+/// A layer as `ModelOpt` writes it: its shapes are those of whole tiles, too.
+fn in_rows() -> File {
+    File::default()
+        .tensor("a.weight", "U8", &[128, 32])
+        .tensor("a.weight_scale", "F8_E4M3", &[128, 4])
+        .tensor("a.weight_scale_2", "F32", &[])
+        .tensor("a.input_scale", "F32", &[])
+}
+
+#[test]
+fn scales_in_rows_are_understood_where_something_says_so() {
+    let codes = |file: File| match file.detect().unwrap().weights["a.weight"].weight.format {
+        Format::Scaled(scaled) => (scaled.codes, scaled.scales),
+        ref other => panic!("{other}"),
+    };
+    let scales = |order| Scales::Blocks { rows: 1, columns: 16, order };
+    assert_eq!(codes(in_rows()), (Codes::E2m1High, scales(Order::Swizzled)));
+    let rows = (Codes::E2m1Low, scales(Order::Rows));
+    let says = r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#;
+    assert_eq!(codes(in_rows().says("quantization_config", says)), rows);
+    let config = format!(r#"{{"architectures": [], "quantization_config": {says}}}"#);
+    assert_eq!(codes(in_rows().says("config", &config)), rows);
+    assert_eq!(codes(in_rows().says("config", "a remark")), (Codes::E2m1High, scales(Order::Swizzled)));
+    let error = in_rows().says("quantization_config", "no JSON").detect().unwrap_err();
+    assert!(matches!(error, QuantError::Marker { .. }), "{error}");
+}
+
+#[test]
+fn compressed_tensors_name_their_packing() {
+    let packed = || File::default().tensor("a.weight_packed", "U8", &[128, 32]);
+    let scaled = || packed().tensor("a.weight_scale", "F8_E4M3", &[128, 4]);
+    let file =
+        scaled().tensor("a.weight_global_scale", "F32", &[1]).tensor("a.input_global_scale", "F32", &[1]);
+    let detection = file.detect().unwrap();
+    assert_eq!(format(&detection, "a.weight"), "NVFP4 with a scale for 1 × 16");
+    assert!(detection.hints.contains("a.input_global_scale") && detection.plain.is_empty());
+    scaled().refused("a.weight");
+    packed().refused("a.weight");
+    let tiles = packed().tensor("a.weight_scale", "F8_E4M3", &[128, 8]);
+    tiles.tensor("a.weight_global_scale", "F32", &[1]).refused("a.weight");
 }

@@ -6,6 +6,7 @@ mod build;
 mod fp4;
 mod fp8;
 mod ggml;
+mod gptq;
 mod handlers;
 mod int8;
 mod markers;

@@ -151,6 +151,13 @@ impl Attached {
         Ok(())
     }
 
+    /// Begins to read the base outside any step, as a module without a unit would.
+    pub fn begin_base(&self) -> Vec<(Arc<Vec<u8>>, pinned_pool::PendingRead)> {
+        let mut reads = Vec::new();
+        self.read(&self.base, &mut reads);
+        reads.into_iter().map(|(_, bytes, pending)| (bytes, pending)).collect()
+    }
+
     /// Whether some of the base reads as nothing but poison.
     pub fn is_poisoned(&self) -> bool {
         let space = self.offloader.lease();

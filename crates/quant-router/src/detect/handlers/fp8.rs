@@ -24,7 +24,8 @@ impl Handler for Fp8 {
         let header = evidence.header();
         let is_scale = |name: &str| {
             let scaled = ["_scale", "_scale_inv"].iter().find_map(|ending| name.strip_suffix(ending));
-            scaled.is_some_and(|weight| header.get(weight).is_some())
+            let packed = |weight: &str| header.get(&format!("{weight}_packed")).is_some();
+            scaled.is_some_and(|weight| header.get(weight).is_some() || packed(weight))
                 || ["scaled_fp8", "wscales", "wcscales", "scale_weight", "weight_s_rel"]
                     .contains(&name.rsplit('.').next().unwrap_or(name))
                 || name.contains("._data")

@@ -3,6 +3,7 @@
 mod bnb;
 mod fp8;
 mod ggml;
+mod gptq;
 mod int8;
 mod mxfp8;
 mod nunchaku;
@@ -30,6 +31,7 @@ pub(super) fn builtin() -> Vec<Box<dyn Handler>> {
         Box::new(bnb::Bnb),
         Box::new(w4a8::W4A8Handler),
         Box::new(quanto::Quanto),
+        Box::new(gptq::Gptq),
         Box::new(torchao::TorchAo),
         Box::new(mxfp8::MxFp8),
         Box::new(fp8::Fp8),

@@ -1,4 +1,7 @@
-//! NVFP4: blocks of 16 numbers of 4 bits with FP8 scales and a second scale, in the two layouts that image and video models have.
+//! NVFP4: blocks of 16 numbers of 4 bits with FP8 scales and a second scale, in the two layouts that image and video models have, and in
+//! those of compressed-tensors and of `ModelOpt`, whose scales lie in rows.
+
+use checkpoint::TensorInfo;
 
 use super::super::handler::{Described, Evidence, Handler};
 use super::super::header::{described, inside, is, module};
@@ -12,6 +15,9 @@ use crate::weight::{Format, Part, PartRole, Transform};
 const BLOCK: u64 = 16;
 /// The types that a second scale comes in.
 const SECOND: [&str; 3] = ["F32", "F16", "BF16"];
+
+/// What compressed-tensors calls packed numbers.
+const PACKED: &str = "weight_packed";
 
 #[derive(Debug)]
 pub(super) struct NvFp4;
@@ -31,23 +37,39 @@ impl Handler for NvFp4 {
         let scaled = packed.filter(|tensor| {
             header.get(&format!("{}_scale", tensor.name)).is_some_and(|scale| is(scale, "F8_E4M3"))
         });
-        scaled.map(|tensor| tensor.name.clone()).collect()
+        let packed = header.tensors().filter(|tensor| is(tensor, "U8")).filter_map(|tensor| {
+            let owner = module(&tensor.name);
+            let scale = header.get(&inside(owner, "weight_scale")).filter(|scale| is(scale, "F8_E4M3"));
+            let ours = tensor.name == inside(owner, PACKED) && scale.is_some();
+            ours.then(|| inside(owner, "weight"))
+        });
+        scaled.map(|tensor| tensor.name.clone()).chain(packed).collect()
     }
 
     fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
         let header = evidence.header();
+        if header.get(&inside(module(weight), PACKED)).is_some() {
+            return compressed(evidence, weight);
+        }
         let data = tensor(header, weight, weight)?;
         evidence.marker_of(weight, &["nvfp4"], &format!("NVFP4 ({})", described(data)))?;
         let [rows, bytes] = two(weight, data, "a matrix, as NVFP4")?;
         let columns = bytes.saturating_mul(2);
         let scale = tensor(header, weight, &format!("{weight}_scale"))?;
         let blocks = [rows, columns.div_ceil(BLOCK)];
+        if evidence.config().get("quant_method") == Some("modelopt") && scale.shape == blocks {
+            return in_rows(evidence, weight, data, [rows, columns]);
+        }
         if !columns.is_multiple_of(BLOCK) || scale.shape != swizzled(blocks) {
             return Err(QuantError::PartKind {
                 layer: weight.into(),
                 tensor: scale.name.clone(),
                 have: described(scale),
-                need: format!("F8_E4M3 {:?}, whole tiles of NVFP4 scales", swizzled(blocks)),
+                need: format!(
+                    "F8_E4M3 {:?}, whole tiles of NVFP4 scales (scales in rows are understood where metadata \
+                     `quantization_config` names ModelOpt)",
+                    swizzled(blocks)
+                ),
             });
         }
         let named = |name: &str| inside(module(weight), name);
@@ -96,4 +118,54 @@ impl Handler for NvFp4 {
         }
         Ok(described)
     }
+}
+
+/// The layout of `ModelOpt`: the first number in the lower half of a byte, scales in rows, times `weight_scale_2`.
+fn in_rows(evidence: &Evidence<'_>, weight: &str, data: &TensorInfo, shape: [u64; 2]) -> Result<Described> {
+    let header = evidence.header();
+    let scale = tensor(header, weight, &format!("{weight}_scale"))?;
+    let second = checked(header, weight, &format!("{weight}_scale_2"), &SECOND, 1)?;
+    let parts = [(PartRole::Data, data), (PartRole::Scale, scale), (PartRole::GlobalScale, second)];
+    let mut described = draft(header, weight, &shape, row_format(Global::Factor), &parts);
+    let factor = inside(module(weight), "pre_quant_scale");
+    if header.get(&factor).is_some() {
+        let factor = checked(header, weight, &factor, &SECOND, shape[1])?;
+        described.weight.parts.push(Part::of(PartRole::InputFactor, factor));
+        described.weight.transforms.push(Transform::Multiply);
+    }
+    Ok(described)
+}
+
+/// The layout of compressed-tensors: as `ModelOpt`'s, with scales that are divided by `weight_global_scale`.
+fn compressed(evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
+    let header = evidence.header();
+    let named = |name: &str| inside(module(weight), name);
+    let data = tensor(header, weight, &named(PACKED))?;
+    evidence.marker_of(weight, &["nvfp4"], &format!("NVFP4 ({})", described(data)))?;
+    let [rows, bytes] = two(weight, data, "a matrix, as NVFP4")?;
+    let columns = bytes.saturating_mul(2);
+    let scale = tensor(header, weight, &named("weight_scale"))?;
+    if !columns.is_multiple_of(BLOCK) || scale.shape != [rows, columns / BLOCK] {
+        return Err(QuantError::PartKind {
+            layer: weight.into(),
+            tensor: scale.name.clone(),
+            have: described(scale),
+            need: format!("F8_E4M3 {:?}, a scale for {BLOCK} columns", [rows, columns / BLOCK]),
+        });
+    }
+    let second = checked(header, weight, &named("weight_global_scale"), &SECOND, 1)?;
+    let parts = [(PartRole::Data, data), (PartRole::Scale, scale), (PartRole::GlobalScale, second)];
+    let mut described = draft(header, weight, &[rows, columns], row_format(Global::Divisor), &parts);
+    for hint in ["input_global_scale", "weight_shape"].map(named) {
+        if header.get(&hint).is_some() {
+            described.hints.push(hint);
+        }
+    }
+    Ok(described)
+}
+
+fn row_format(global: Global) -> Format {
+    let scales = Scales::Blocks { rows: 1, columns: BLOCK, order: Order::Rows };
+    let codes = Codes::E2m1Low;
+    Format::Scaled(Scaled { family: Family::NvFp4, codes, scales, global, zero_point: false })
 }

@@ -1,0 +1,48 @@
+//! What a model's configuration says of how it is quantized, where tensors alone do not.
+
+use std::collections::BTreeMap;
+
+use checkpoint::ModelMetadata;
+use serde_json::Value;
+
+use super::header::Header;
+use crate::error::{QuantError, Result};
+
+/// The key of this in a configuration, and in metadata.
+const KEY: &str = "quantization_config";
+
+/// The texts of `quantization_config`, in lower case, by key: `quant_method`, `quant_algo`, `checkpoint_format`, `version`.
+#[derive(Debug, Default)]
+pub(super) struct QuantConfig(BTreeMap<String, String>);
+
+impl QuantConfig {
+    /// Reads it, from metadata of its own or from the model's configuration in them. An error if it is there and cannot be read.
+    pub(super) fn of_header(header: &Header<'_>) -> Result<Self> {
+        let refuse = |why: String| QuantError::Marker { layer: "*".into(), tensor: KEY.into(), why };
+        let decoded = ModelMetadata::decode(header.metadata()).map_err(|error| refuse(error.to_string()))?;
+        let own = decoded.json(KEY).or_else(|| decoded.text.get(KEY).map(String::as_str));
+        let found = if let Some(text) = own {
+            Some(serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?)
+        } else {
+            let config = decoded.config().or_else(|| decoded.text.get("config").map(String::as_str));
+            // Text under this name that is no JSON is somebody's remark.
+            let config: Option<Value> = config.and_then(|text| serde_json::from_str(text).ok());
+            config.and_then(|config| config.get(KEY).cloned())
+        };
+        match found {
+            None | Some(Value::Null) => Ok(Self::default()),
+            Some(Value::Object(entries)) => {
+                let texts = entries
+                    .into_iter()
+                    .filter_map(|(key, value)| Some((key, value.as_str()?.to_lowercase())));
+                Ok(Self(texts.collect()))
+            }
+            Some(_) => Err(refuse("it is no JSON object".into())),
+        }
+    }
+
+    /// A text of it.
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+}

@@ -1,0 +1,100 @@
+//! GPTQ and AWQ: words of packed numbers with scales and zero points beside them. Which of the two it is, and in how many bits, is in the
+//! shapes.
+
+use super::super::handler::{Described, Evidence, Handler};
+use super::super::header::{described, inside, is, module};
+use super::{draft, tensor, two};
+use crate::error::{QuantError, Result};
+use crate::formats::{Number, PackedInt, Words};
+use crate::weight::{Format, PartRole};
+
+#[derive(Debug)]
+pub(super) struct Gptq;
+
+impl Handler for Gptq {
+    fn name(&self) -> &'static str {
+        "gptq"
+    }
+
+    fn priority(&self) -> u32 {
+        6
+    }
+
+    fn detect(&self, evidence: &Evidence<'_>) -> Vec<String> {
+        let header = evidence.header();
+        let packed = header.tensors().filter(|tensor| is(tensor, "I32"));
+        let packed = packed.filter_map(|tensor| {
+            let owner = module(&tensor.name);
+            let last = tensor.name.rsplit('.').next()?;
+            let beside = |name: &str| header.get(&inside(owner, name)).is_some();
+            (last == "qweight" && beside("scales") && beside("qzeros")).then(|| inside(owner, "weight"))
+        });
+        packed.collect()
+    }
+
+    fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
+        let header = evidence.header();
+        let named = |name: &str| inside(module(weight), name);
+        let [data, scale, zero] =
+            ["qweight", "scales", "qzeros"].map(|name| tensor(header, weight, &named(name)));
+        let (data, scale, zero) = (data?, scale?, zero?);
+        let index = header.get(&named("g_idx"));
+        let refuse = |need: &str| QuantError::PartKind {
+            layer: weight.into(),
+            tensor: data.name.clone(),
+            have: format!(
+                "{}, with scales {} and zero points {}",
+                described(data),
+                described(scale),
+                described(zero)
+            ),
+            need: need.into(),
+        };
+        let [height, width] = two(weight, data, "a matrix of words")?;
+        let [groups, rows] = two(weight, scale, "a matrix, a group a row")?;
+        let [zero_groups, zero_words] = two(weight, zero, "a matrix, a group a row")?;
+        if !Number::of(scale.kind).is_some_and(Number::is_float) || !is(zero, "I32") {
+            return Err(refuse("scales of floats, and zero points in words"));
+        }
+        let whole = |bits: u64| zero_words.checked_mul(32) == rows.checked_mul(bits);
+        let bits = [2_u32, 4, 8].into_iter().find(|&bits| whole(bits.into()));
+        let bits = bits.filter(|_| rows > 0 && groups > 0 && zero_groups == groups);
+        let bits =
+            bits.ok_or_else(|| refuse("numbers of 2, 4 or 8 bits, and as many zero points as scales"))?;
+        let per_word = u64::from(32 / bits);
+        let (words, columns) = if width == rows {
+            (Words::Columns, height.saturating_mul(per_word))
+        } else if width.checked_mul(per_word) == Some(rows) && bits == 4 {
+            (Words::Rows, height)
+        } else {
+            return Err(refuse(
+                "words of columns, as in files of GPTQ, or of eight rows, as AWQ's for its GEMM",
+            ));
+        };
+        let found = if words == Words::Columns { "gptq" } else { "awq" };
+        let config = evidence.config();
+        if let Some(says @ ("gptq" | "awq")) = config.get("quant_method")
+            && says != found
+        {
+            let (layer, says, found) = (weight.into(), says.into(), format!("{found} ({})", described(data)));
+            return Err(QuantError::Contradiction { layer, says, found });
+        }
+        let group = columns.div_ceil(groups);
+        if columns == 0 || columns.div_ceil(group.max(1)) != groups {
+            return Err(refuse("groups that the columns fill"));
+        }
+        let mut parts = vec![(PartRole::Data, data), (PartRole::Scale, scale), (PartRole::ZeroPoint, zero)];
+        if let Some(index) = index {
+            if !is(index, "I32") || index.shape != [columns] {
+                return Err(refuse(&format!(
+                    "a group for each of {columns} columns; g_idx is {}",
+                    described(index)
+                )));
+            }
+            parts.push((PartRole::GroupIndex, index));
+        }
+        let zero_less_one = words == Words::Columns && config.get("checkpoint_format") != Some("gptq_v2");
+        let format = PackedInt { bits, words, group, indexed: index.is_some(), zero_less_one };
+        Ok(draft(header, weight, &[rows, columns], Format::PackedInt(format), &parts))
+    }
+}

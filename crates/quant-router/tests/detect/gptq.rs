@@ -1,0 +1,71 @@
+//! GPTQ and AWQ: told apart by their shapes, and refused where those fit neither.
+
+use quant_router::QuantError;
+
+use super::build::{File, format};
+
+fn layer(qweight: [u64; 2], qzeros: [u64; 2], scales: [u64; 2]) -> File {
+    File::default()
+        .tensor("a.qweight", "I32", &qweight)
+        .tensor("a.qzeros", "I32", &qzeros)
+        .tensor("a.scales", "F16", &scales)
+        .tensor("a.bias", "F16", &[64])
+}
+
+#[test]
+fn shapes_say_which_it_is() {
+    let gptq = || layer([16, 64], [2, 8], [2, 64]);
+    let detection = gptq().tensor("a.g_idx", "I32", &[128]).detect().unwrap();
+    let words = "GPTQ in 4 bits with a scale and a zero point for 64 in an order of its own";
+    assert_eq!(format(&detection, "a.weight"), words);
+    assert_eq!(detection.weights["a.weight"].weight.shape, [64, 128]);
+    assert_eq!(detection.plain.len(), 1);
+    let words = format(&gptq().detect().unwrap(), "a.weight");
+    assert_eq!(words, "GPTQ in 4 bits with a scale and a zero point for 64");
+    let eight = layer([16, 64], [1, 16], [1, 64]).detect().unwrap();
+    assert_eq!(format(&eight, "a.weight"), "GPTQ in 8 bits with a scale and a zero point for 64");
+    let awq = || layer([128, 8], [2, 8], [2, 64]);
+    let detection = awq().detect().unwrap();
+    assert_eq!(format(&detection, "a.weight"), "AWQ in 4 bits with a scale and a zero point for 64");
+    assert_eq!(detection.weights["a.weight"].weight.shape, [64, 128]);
+
+    let says = |file: File, method: &str| {
+        file.says("quantization_config", &format!(r#"{{"quant_method": "{method}"}}"#))
+    };
+    for (file, method) in [(gptq(), "gptq"), (awq(), "awq"), (awq(), "AWQ"), (gptq(), "other")] {
+        says(file, method).detect().unwrap();
+    }
+    for (file, method) in [(gptq(), "awq"), (awq(), "gptq")] {
+        let error = says(file, method).refused("a.weight");
+        assert!(matches!(error, QuantError::Contradiction { .. }), "{error}");
+    }
+}
+
+#[test]
+fn what_fits_neither_is_refused() {
+    // 3 bits, zero points of other groups, words of rows in another number of bits, as many columns as no words hold.
+    for (qweight, qzeros, scales) in [
+        ([12, 64], [2, 6], [2, 64]),
+        ([16, 64], [3, 8], [2, 64]),
+        ([128, 16], [2, 16], [2, 64]),
+        ([64, 16], [16, 2], [2, 64]),
+        ([16, 63], [2, 8], [2, 64]),
+        ([0, 64], [2, 8], [2, 64]),
+        ([2, 64], [3, 8], [3, 64]),
+        ([16, 0], [2, 0], [2, 0]),
+    ] {
+        let file = layer(qweight, qzeros, scales);
+        if qweight == [2, 64] {
+            file.detect().unwrap(); // 16 columns in 3 groups of 6: the last is cut
+        } else {
+            file.refused("a.weight");
+        }
+    }
+    let gptq = || layer([16, 64], [2, 8], [2, 64]);
+    gptq().tensor("a.g_idx", "I32", &[64]).refused("a.weight");
+    gptq().tensor("a.g_idx", "I64", &[128]).refused("a.weight");
+    File::default()
+        .tensor("a.qweight", "I32", &[16, 64])
+        .tensor("a.scales", "F16", &[2, 64])
+        .refused("a.weight");
+}

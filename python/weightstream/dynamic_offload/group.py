@@ -1,0 +1,63 @@
+"""The group route: diffusers' own group offloading, with its options."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import NotAvailableError
+from .config import DynamicOffloadConfig
+from .linear import compute_device
+from .routes import GROUP
+from .state import Applied
+
+__all__ = ["offload"]
+
+_HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
+
+
+def offload(module: nn.Module, config: DynamicOffloadConfig, options: dict[str, Any]) -> tuple[Applied, dict[str, Any]]:
+    """Applies it. Also returns the options that were used."""
+    try:
+        from diffusers.hooks import apply_group_offloading
+    except ImportError:
+        raise NotAvailableError("the route diffusers_group_offload needs the package diffusers") from None
+    onload = compute_device(config.execution_device)
+    streams = onload.type == "cuda"
+    used = {
+        "offload_type": "leaf_level",
+        "use_stream": streams,
+        "record_stream": streams,
+        "low_cpu_mem_usage": True,
+        **options,
+    }
+    if used["offload_type"] not in ("leaf_level", "block_level"):
+        raise ValueError(f"offload_type={used['offload_type']!r} is none of leaf_level, block_level")
+    used["use_stream"] = used["use_stream"] and streams
+    used["record_stream"] = used["record_stream"] and used["use_stream"]
+    used["non_blocking"] = used["use_stream"]
+    if used["offload_type"] == "block_level":
+        used.setdefault("num_blocks_per_group", 1)
+    else:
+        used.pop("num_blocks_per_group", None)
+    known = inspect.signature(apply_group_offloading).parameters
+    used = {name: value for name, value in used.items() if name in known}
+    apply_group_offloading(module, onload_device=onload, offload_device=torch.device("cpu"), **used)
+
+    def remove() -> None:
+        for part in module.modules():
+            registry = getattr(part, "_diffusers_hook", None)
+            for name in list(getattr(registry, "hooks", {})):
+                if name in _HOOKS:
+                    registry.remove_hook(name, recurse=False)
+            # A registry without hooks is no longer there for others to find.
+            if registry is not None and not registry.hooks:
+                part.__dict__.pop("_diffusers_hook", None)
+                if getattr(part.__dict__.get("forward"), "__func__", None) is type(part).forward:
+                    del part.__dict__["forward"]
+        module.to("cpu")
+
+    return Applied(GROUP, remove, dict), used
