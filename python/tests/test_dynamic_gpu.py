@@ -119,7 +119,7 @@ def test_the_recommendation_is_the_budget_that_a_search_finds() -> None:
             enable(model, resident_module_budget_gb=budget, profile_name="")
             for _ in range(2):
                 step()
-        except (torch.OutOfMemoryError, BudgetError, DeviceError):
+        except (torch.cuda.OutOfMemoryError, BudgetError, DeviceError):
             return False
         finally:
             ddo.remove_dynamic_offload(model)

@@ -97,6 +97,7 @@ def test_a_profiles_name_changes_no_route() -> None:
     for component in ("vae", "text_encoder", "transformer", "model"):
         for preset in ddo.DDO_PRESETS:
             assert route_of(component, preset=preset) == route_of(component, preset=preset, profile_name="w")
+    pytest.importorskip("diffusers")
     result = ddo.enable_offload(plain(), component="vae", execution_device="host", environ={}, profile_name="w")
     assert result.route == "diffusers_group_offload" and "no resident budget" in result.event_payload["profile_unused"]
     with result.profile_run() as report:
@@ -276,5 +277,5 @@ def test_cleaning_up_after_an_error() -> None:
 def test_nothing_is_applied_without_apply_hook() -> None:
     model = plain()
     result = ddo.enable_offload(model, execution_device=DEVICE, environ={}, apply_hook=False)
-    assert untouched(model) and result.event_payload["applied"] is False
+    assert untouched(model) and result.event_payload["applied"] is False and result.should_move_to_execution_device
     assert torch.equal(resident(model, TOKENS), resident(plain(), TOKENS))

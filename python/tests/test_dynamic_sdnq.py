@@ -183,7 +183,7 @@ def test_a_probe_is_applied_in_its_region_only_and_settled_by_what_it_used(peak:
     assert report["status"] == "applied" and budgets == [4.5, 4.5, 4.5]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("x")])
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no memory"), RuntimeError("x")])
 def test_a_probe_that_fails_falls_back_to_safe_for_good(error: Exception, peak: Any, folder: Path) -> None:
     peak(20)
     run(True)

@@ -122,6 +122,7 @@ def enable_offload(
     result.event_payload = {"component": component, "route": chosen.route, "route_source": chosen.source}
     if not apply_hook:
         result.event_payload["applied"] = False
+        result.should_move_to_execution_device = True
         return result
     if chosen.route == DYNAMIC:
         _dynamic(result, config, manual)
