@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 import textwrap
@@ -41,9 +42,19 @@ def test_old_storages_that_live_on_are_named() -> None:
     assert same_bits(kept, model.blocks[2].qkv.weight.detach()[:2])
 
 
-def test_large_anonymous_tensors_are_read_in_place() -> None:
+def large(blocks: int) -> Towered:
+    """A model whose blocks have memory of their own, not of the heap, where others may be their neighbours."""
     torch.manual_seed(0)
-    model = Towered([nn.Linear(2912, 2912, bias=False) for _ in range(3)], 2912)
+    model = Towered([nn.Linear(2912, 2912, bias=False) for _ in range(blocks)], 2912)
+    for block in model.blocks:
+        old = block.weight.detach()
+        memory = mmap.mmap(-1, old.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block.weight = nn.Parameter(torch.frombuffer(memory, dtype=old.dtype).view(old.shape).copy_(old), False)
+    return model
+
+
+def test_large_anonymous_tensors_are_read_in_place() -> None:
+    model = large(3)
     addresses = [block.weight.data_ptr() for block in model.blocks]
     x = inputs()
     expected = run(model, x)
@@ -57,7 +68,7 @@ def test_large_anonymous_tensors_are_read_in_place() -> None:
 
 
 def test_a_kept_view_of_a_tensor_in_place_is_named_too() -> None:
-    model = Towered([nn.Linear(2912, 2912, bias=False) for _ in range(2)], 2912)
+    model = large(2)
     kept = model.blocks[0].weight.detach()
     with attached(model, 0.8, device=host(granularity=1 << 16)) as attachment:
         assert attachment.report()["survivors"] == ["blocks.0.weight"]

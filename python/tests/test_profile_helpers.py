@@ -21,7 +21,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "profiles"
 
 
-def test_the_folder_is_the_variables_at_each_call(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_the_variables_at_each_call(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ddo.get_dynamic_offload_profile_dir() == folder
     monkeypatch.setenv("DDO_PROFILE_DIR", str(tmp_path / "other"))
     assert ddo.get_dynamic_offload_profile_dir() == tmp_path / "other"
@@ -45,7 +47,10 @@ def test_a_key_is_the_hash_of_the_normalized_context() -> None:
 def test_what_is_recorded_is_loaded() -> None:
     assert ddo.load_dynamic_offload_profile(CONTEXT) is None
     path = ddo.record_dynamic_offload_profile(
-        CONTEXT, {"status": "success", "peak_vram_gb": 3.5, "capacity": {"frames": 81}}, None, {"resident_module_budget_gb": 2}
+        CONTEXT,
+        {"status": "success", "peak_vram_gb": 3.5, "capacity": {"frames": 81}},
+        None,
+        {"resident_module_budget_gb": 2},
     )
     ddo.record_dynamic_offload_profile(CONTEXT, {"status": "success", "capacity": {"frames": 41}})
     ddo.record_dynamic_offload_profile(CONTEXT, {"status": "failed", "capacity": {"frames": 161}})

@@ -124,7 +124,9 @@ def test_bytes_are_counted_by_the_way_they_are_read(data: Path, way: Any, warm: 
 
 def test_memory_of_the_process_and_of_mapped_files_are_told_apart(data: Path) -> None:
     with startup.collect_startup_timings(environment=False) as timings, startup.phase("allocate"):
-        kept = torch.ones(SIZE // 4)
+        # Not of the heap, which may have as much that was used before.
+        kept = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        torch.frombuffer(kept, dtype=torch.uint8).fill_(1)
     _, levels = recorded(timings)
     anonymous, file = levels["memory.anonymous"], levels["memory.file"]
     if anonymous[0] is None:

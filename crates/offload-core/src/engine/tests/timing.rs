@@ -61,19 +61,23 @@ fn time_goes_to_the_visit_that_computes() {
     let mut rig = rig(CopyOrder::Eager);
     rig.whole_step().unwrap();
     rig.engine.time_next_step();
+    let begun = std::time::Instant::now();
     rig.begin().unwrap();
     for unit in all() {
         rig.enter(unit).unwrap();
         if unit == UnitId(3) {
-            std::thread::sleep(std::time::Duration::from_millis(400));
+            // The timer before the visit has come by then, however busy the machine is.
+            rig.host.synchronize_stream(rig.stream()).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(100));
         }
         rig.leave(unit).unwrap();
     }
     rig.end().unwrap();
     let measured = times(&rig).unwrap();
-    assert!(measured.visits[3].1 >= 0.4, "{measured:?}");
-    let longest = measured.visits.iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-    assert_eq!(longest.0, UnitId(3), "{measured:?}");
+    let whole = begun.elapsed().as_secs_f64();
+    assert!(measured.visits[3].1 >= 0.1, "{measured:?}");
+    let all: f64 = measured.visits.iter().map(|(_, seconds)| seconds).sum();
+    assert!(all <= whole, "{measured:?} in {whole} s");
 }
 
 #[test]
