@@ -320,6 +320,40 @@ def test_detach_while_another_thread_keeps_weights_resident() -> None:
         thread.join()
 
 
+def test_a_stack_that_lost_its_end_while_it_was_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    class Waiting(MlpBlock):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert go.wait(30)
+            return super().forward(x)
+
+    model = Towered([Waiting() for _ in range(5)])
+    suspended = (number for number in range(3))
+    next(suspended)
+    true_frames, looks = sys._current_frames, [0]
+    with attached(model) as attachment:
+        thread = threading.Thread(target=run, args=(model, inputs()))
+        thread.start()
+        assert inside.wait(30)
+
+        def frames() -> dict:
+            found = true_frames()
+            looks[0] += 1
+            if looks[0] <= 4:  # a generator that ran on top of the forward has been suspended since
+                found[thread.ident] = suspended.gi_frame
+            return found
+
+        monkeypatch.setattr(sys, "_current_frames", frames)
+        with pytest.raises(StateError, match="another thread runs the model"):
+            attachment.detach()
+        monkeypatch.undo()
+        assert looks[0] > 4
+        go.set()
+        thread.join()
+
+
 def test_detach_against_a_thread_that_keeps_calling() -> None:
     model = mlp(8)
     expected = run(model, inputs())

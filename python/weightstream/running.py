@@ -7,6 +7,7 @@ bytecodes) left open.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -30,6 +31,10 @@ __all__ = ["ROOT", "Runtime"]
 
 ROOT = -1
 """Stands for the root's forward among the open units."""
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Code whose frames lose their caller while they are suspended: at the end of a stack that runs there is none."""
+_LOOKS = 1000
+"""Looks at another thread's stack until one is whole. The second nearly always is."""
 
 
 class Runtime:
@@ -122,7 +127,7 @@ class Runtime:
                 refuse_freezing(name)
             self.bring()
         elif self.thread != get_ident():
-            if self.is_running(sys._current_frames().get(self.thread)):
+            if self.runs_in(self.thread):
                 raise StateError(
                     f"{name} was called from a second thread while another runs the model; an attached model is run by "
                     f"one thread at a time"
@@ -180,8 +185,8 @@ class Runtime:
         With `closing` set before, no forward begins behind this look.
         """
         here = get_ident()
-        for thread, frame in sys._current_frames().items():
-            if self.is_running(frame):
+        for thread in list(sys._current_frames()):
+            if self.runs_in(thread):
                 who = "the model" if thread == here else "another thread"
                 what = "is running" if thread == here else "runs the model"
                 raise StateError(f"detach was called while {who} {what}; let its forward end first")
@@ -190,12 +195,26 @@ class Runtime:
         if self.open:
             self.recover()
 
+    def runs_in(self, thread: int) -> bool:
+        """Whether another thread, which goes on meanwhile, is in a wrapped forward of this model."""
+        for _ in range(_LOOKS):
+            running, last = self._walk(sys._current_frames().get(thread), None)
+            # A generator that was suspended since has lost its caller, and what lies below it was not seen.
+            if running or last is None or not last.f_code.co_flags & _SUSPENDS:
+                return running
+        return False
+
     def is_running(self, frame: FrameType | None, unit: int | None = None) -> bool:
         """Whether a wrapped forward of this model (that of `unit`, if given) is on the stack that ends in `frame`."""
+        return self._walk(frame, unit)[0]
+
+    def _walk(self, frame: FrameType | None, unit: int | None) -> tuple[bool, FrameType | None]:
+        """That, and the frame at which the look at the stack ended."""
+        last = frame
         while frame is not None:
             if frame.f_code in self._wrappers:
                 local: dict[str, Any] = frame.f_locals
                 if local.get("runtime") is self and (unit is None or local.get("unit") == unit):
-                    return True
-            frame = frame.f_back
-        return False
+                    return True, frame
+            last, frame = frame, frame.f_back
+        return False, last
