@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from dynamic_models import DEVICE, TOKENS, Plain, plain, resident, same, untouched
 from torch import nn
@@ -13,6 +15,7 @@ from torch import nn
 from weightstream import dynamic_offload as ddo
 from weightstream.dynamic_offload.config import DynamicOffloadConfig
 from weightstream.dynamic_offload.linear import GIB, pin_budget
+from weightstream.dynamic_offload.selecting import select_pinned
 
 
 def enable(model: nn.Module, **arguments: Any) -> ddo.DynamicOffloadApplyResult:
@@ -123,6 +126,74 @@ def test_pins_are_at_most_the_least_of_all_limits() -> None:
     assert budget(max_pin_weight_budget_gb=3, pin_weight_budget_ratio=0.5) == (3 * GIB, "max_pin_weight_budget_gb")
     assert budget(available_system_ram_gb=8, system_ram_headroom_gb=6) == (2 * GIB, "system_ram")
     assert budget(available_system_ram_gb=5, system_ram_headroom_gb=6) == (0, "system_ram")
+
+
+def test_which_leaves_are_pinned() -> None:
+    sizes = [4, 4, 4, 4, 1, 8, 4, 4]
+    assert select_pinned(sizes, 13, "first") == {0, 1, 2, 4}
+    assert select_pinned(sizes, 13, "largest") == {5, 0, 4}
+    assert select_pinned(sizes, 16, "spread") == {2, 4, 6, 7}
+    assert select_pinned([1] * 20, 5, "spread") == {3, 7, 11, 15, 19}, "every fourth"
+    random = Random(0)
+    for _ in range(300):
+        sizes = [random.randrange(1, 50) for _ in range(random.randrange(1, 40))]
+        budget = random.randrange(sum(sizes) + 2)
+        for how in ("first", "largest", "spread"):
+            chosen = select_pinned(sizes, budget, how)
+            left = budget - sum(sizes[number] for number in chosen)
+            rest = [size for number, size in enumerate(sizes) if number not in chosen]
+            assert left >= 0 and all(size > left for size in rest), "as much as fits"
+
+
+@pytest.mark.parametrize(("how", "chosen"), [("first", ["table", "up"]), ("largest", ["middle"])])
+def test_only_the_selected_leaves_are_pinned(how: str, chosen: list[str]) -> None:
+    # table 150 KiB, up and last 130, middle 1026.
+    budget = {"first": 300, "largest": 1100}[how] / (1 << 20)
+    model = plain()
+    expected = resident(model, TOKENS)
+    result = enable(
+        model, pin_cpu_memory=True, pin_weight_budget_gb=budget, pin_weight_selection=how, pin_cpu_workers=2
+    )
+    pinning = result.event_payload["pinning"]
+    assert pinning["decided_by"] == "pin_weight_budget_gb" and pinning["selection"] == chosen
+    assert same(model, expected)
+    assert 0 < result.hook.report()["host"]["registered_bytes"] <= budget * GIB
+    ddo.remove_dynamic_offload(model)
+
+
+def test_files_are_shown_and_not_read_where_that_is_asked(tmp_path: Any) -> None:
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(plain().state_dict(), file)
+
+    class Loader(Plain):
+        @classmethod
+        def from_pretrained(cls, path: Any, **options: Any) -> Plain:
+            model = plain(seed=1)
+            tensors = safetensors.torch.load_file(path)
+            model.load_state_dict(tensors, assign=True)
+            return model.eval().requires_grad_(False)
+
+    expected = resident(plain(), TOKENS)
+    for backend in ("mmap", ""):
+        config = DynamicOffloadConfig(execution_device=DEVICE, load_safetensors_backend=backend)
+        loaded = ddo.from_pretrained_with_dynamic_offload(
+            file, model_loader=Loader, dynamic_offload_config=config, apply_dynamic=True
+        )
+        assert same(loaded.module, expected)
+        assert bool(loaded.hook.report()["in_files"]) == (backend == "mmap")
+        ddo.remove_dynamic_offload(loaded.module)
+
+
+def test_reports_go_to_the_log_where_that_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="weightstream.dynamic_offload")
+    for asked in (False, True):
+        caplog.clear()
+        result = enable(plain(), verbose=asked, show_profile=asked)
+        with result.profile_run():
+            pass
+        text = caplog.text
+        assert ("set up in" in text, "route: dynamic_offload" in text) == (asked, asked)
+        ddo.remove_dynamic_offload(result.module)
 
 
 def test_pins_of_the_loader_count_first_and_their_excess_is_told() -> None:

@@ -132,6 +132,12 @@ def test_only_the_dynamic_route_builds_a_profile(route: str) -> None:
         ("allow_pin_memory_fallback", False),
         ("offload_device", "cuda"),
         ("profile_name", None),
+        ("cache_plan", False),
+        ("pin_cpu_workers", 0),
+        ("pin_cpu_workers", 1.5),
+        ("auto_vram_headroom_gb", 2),
+        ("auto_full_pin_min_model_to_vram_ratio", 1),
+        ("load_safetensors_backend", "pread"),
     ],
 )
 def test_values_that_no_field_has(field: str, value: Any) -> None:

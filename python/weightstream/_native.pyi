@@ -249,11 +249,13 @@ class Plan:
         poison: bool,
         lock: int | None,
         place: tuple[Share, str, list[str] | None] | None,
+        threads: int | None = None,
     ) -> None:
         """Names and sizes of all tensors, which of them are base, and the towers' blocks with theirs. `lock` is the most
         that may be page-locked in this process, beside staging rings; None for what machine and control group allow.
         `place` is where the model shares its device: the share, its name there, and the names of whom it accepts, None for
-        everyone; a budget that is too small is then raised."""
+        everyone; a budget that is too small is then raised. `threads` is how many copy what cannot be page-locked where it
+        is; one a core, at most 16, unless given."""
     def blocks(self) -> list[tuple[int, bool]]:
         """Of each block its bytes, and whether any of them are copied at each step."""
     def raised(self) -> tuple[int, int, str] | None:

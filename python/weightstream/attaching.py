@@ -132,8 +132,9 @@ class Prepared:
         look_ahead: Union[int, None],
         lock: Union[int, None],
         place: Union[Place, None] = None,
+        threads: Union[int, None] = None,
     ) -> None:
-        """Refuses what cannot be attached or does not fit."""
+        """Refuses what cannot be attached or does not fit. `threads` copy into page-locked memory; None leaves it to us."""
         self.model = model
         self.target = target
         self.place = place
@@ -144,7 +145,7 @@ class Prepared:
         self.ownership = collect(model, towers, flatten=self.forms.flatten, buffers=place is None)
         self.binding = Binding(self.ownership, self.forms, target.device)
         shared = None if place is None else (place.group.share, place.name, place.company)
-        self.plan = _plan(target, self.ownership, self.binding, budget, look_ahead, lock, shared)
+        self.plan = _plan(target, self.ownership, self.binding, budget, look_ahead, lock, shared, threads)
 
     def start(
         self, locks: Callable[[Owned], bool] = lambda owned: True, finish: Callable[[], object] = lambda: None
@@ -225,6 +226,7 @@ def _plan(
     look_ahead: int | None,
     lock: int | None,
     place: tuple[Share, str, list[str] | None] | None,
+    threads: int | None,
 ) -> Plan:
     """The native plan for the model's tensors; refuses what does not fit."""
     numbers = binding.numbers
@@ -253,6 +255,7 @@ def _plan(
             target.poison,
             lock,
             place,
+            threads,
         )
 
     try:

@@ -47,6 +47,7 @@ pub(crate) struct Plan {
 #[pymethods]
 impl Plan {
     #[new]
+    #[pyo3(signature = (device, tensors, base, towers, budget, look_ahead, poison, lock, place, threads = None))]
     #[expect(clippy::too_many_arguments, reason = "the Python side passes them by position, in one place")]
     fn new(
         py: Python<'_>,
@@ -59,6 +60,7 @@ impl Plan {
         poison: bool,
         lock: Option<u64>,
         place: Option<Company<'_>>,
+        threads: Option<usize>,
     ) -> PyResult<Self> {
         let budget = self::budget(budget)?;
         let driver = device.driver()?;
@@ -83,11 +85,12 @@ impl Plan {
                 if let Some((share, name, company)) = place {
                     builder.share(&share, name, company).raise_budget(true);
                 }
+                let mut store = StoreOptions { threads, ..StoreOptions::default() };
                 if let Some(most) = lock {
-                    let levels = if most == 0 { Levels::NONE } else { Levels::ALL };
-                    let register_limit = Some(Bytes(most));
-                    builder.store_options(StoreOptions { levels, register_limit, ..StoreOptions::default() });
+                    store.levels = if most == 0 { Levels::NONE } else { Levels::ALL };
+                    store.register_limit = Some(Bytes(most));
                 }
+                builder.store_options(store);
                 if let Some(units) = look_ahead {
                     builder.look_ahead(units);
                 }

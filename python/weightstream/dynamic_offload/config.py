@@ -28,6 +28,12 @@ _UNUSED = (
     "cache_pinned_weights pinned_weight_cache_namespace"
 ).split()
 """Fields that only say how DDO does what is done in another way here: any value but the default is refused."""
+_FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "cache_plan": ((True,), "a plan takes milliseconds and is made anew for every module"),
+    "auto_vram_headroom_gb": ((0.0,), "residents come from a calibration, whose headroom is profile_vram_headroom_gb"),
+    "auto_full_pin_min_model_to_vram_ratio": ((4.0,), "all is page-locked that the limits allow, at any ratio"),
+}
+"""Fields whose other values would change nothing, what is taken (defaults, and those of presets), and why."""
 _AMOUNTS = (
     "max_resident_module_budget_gb auto_vram_headroom_gb profile_vram_headroom_gb auto_full_pin_min_model_to_vram_ratio "
     "max_pin_weight_budget_gb available_system_ram_gb system_ram_headroom_gb pin_weight_budget_gb pin_weight_budget_ratio "
@@ -38,7 +44,7 @@ _CHOICES = {
     "auto_budget_policy": ("off", "balanced"),
     "pin_weight_selection": ("spread", "first", "largest"),
     "resident_module_selection": ("spread",),
-    "load_safetensors_backend": ("", "mmap", "pread"),
+    "load_safetensors_backend": ("", "mmap"),
 }
 
 
@@ -114,6 +120,11 @@ class DynamicOffloadConfig:
             raise ValueError(f"execution_mode={mode!r} is not offered: {_WITHOUT[mode]}")
         if mode not in MODES:
             raise ValueError(f"execution_mode={mode!r} is none of {', '.join(MODES)}")
+        if self.load_safetensors_backend == "pread":
+            raise ValueError(
+                'load_safetensors_backend="pread" is not offered: give "mmap", which shows the file\'s pages and reads nothing '
+                'twice, or "" for the loader\'s own'
+            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(map(repr, choices))}")
@@ -125,6 +136,8 @@ class DynamicOffloadConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name}={value!r} is no finite number from 0 on")
+        if self.pin_cpu_workers != int(self.pin_cpu_workers) or self.pin_cpu_workers < 1:
+            raise ValueError(f"pin_cpu_workers={self.pin_cpu_workers!r} is no number of threads")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in _UNUSED:
             if getattr(self, name) != defaults[name]:
@@ -132,6 +145,9 @@ class DynamicOffloadConfig:
                     f"{name}={getattr(self, name)!r} is not offered: weights keep constant device addresses here, and only "
                     f"the default {defaults[name]!r} is taken"
                 )
+        for name, (taken, reason) in _FIXED.items():
+            if getattr(self, name) not in taken:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not offered: {reason}; leave it at {taken[0]!r}")
         if self.resident_module_patterns not in ((), "", "auto", ("auto",)):
             raise ValueError(
                 'resident_module_patterns is not offered: residents are spread over all modules; give () or "auto", or name '

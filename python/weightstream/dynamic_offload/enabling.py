@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from .settings import DynamicOffloadSettings, load_dynamic_offload_settings_from
 from .state import Applied, get_dynamic_offload_state, mark
 
 __all__ = ["enable_offload", "enable_pipeline_offload"]
+
+log = logging.getLogger("weightstream.dynamic_offload")
 
 _CUDA = "cuda:0"
 _UNBUILT = {"build_profile": False}
@@ -147,6 +150,14 @@ def enable_offload(
     if config.profile_name.strip() and chosen.route in (GROUP, NONE):
         result.event_payload["profile_unused"] = f"the route {chosen.route} has no resident budget"
     result.event_payload["seconds"] = time.perf_counter() - start
+    if config.verbose:
+        log.info(
+            "%s: %s, set up in %.3f s: %s",
+            component,
+            chosen.route,
+            result.event_payload["seconds"],
+            result.event_payload,
+        )
     if result._applied is not None:
         mark(module, result._applied)
     if record_event is not None:

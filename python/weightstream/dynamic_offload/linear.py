@@ -6,20 +6,25 @@ Memory beside the base (what is no leaf) and a transit ring of the largest leaf 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..attaching import attach
+from ..attaching import Prepared
 from ..attachment import Attachment
-from ..devices import DeviceArgument, HostDevice
+from ..checks import check_model
+from ..devices import DeviceArgument, HostDevice, open_target
 from ..errors import DeviceError
+from ..ownership import Owned
 from ..spans import tensor_bytes
+from ..towers import find_towers
 from .calibration import GIB
 from .config import DynamicOffloadConfig
 from .routes import is_sdnq_layer
+from .selecting import select_pinned
 
 __all__ = ["Dynamic", "device_argument", "Leaves", "compute_device", "leaves", "pin_budget", "stream_leaves"]
 
@@ -191,14 +196,37 @@ def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: 
         return max(1, min(base + transit + beside, -(-total // page) * page + page))
 
     limit = max(0, pinning["budget_bytes"] - pinning["existing_bytes"])
-    attachment = attach(
+    everything = pinning["decided_by"] == "candidate"
+    check_model(module)
+    target = open_target(device_argument(config.execution_device))
+    towers = find_towers(module, [[leaf for _, leaf in streamed]] if streamed else [])
+    prepared = Prepared(
         module,
-        device=device_argument(config.execution_device),
-        budget=budget,  # type: ignore[arg-type]  # see attaching._plan
-        towers=[[leaf for _, leaf in streamed]] if streamed else [],
-        pinned_memory=True if pinning["decided_by"] == "candidate" else limit or False,
+        target,
+        towers,
+        budget,  # type: ignore[arg-type]  # see attaching._plan
+        None,
+        None if everything else limit,
+        # The default leaves it to us.
+        threads=int(config.pin_cpu_workers) if config.pin_cpu_workers > 1 else None,
     )
+    chosen = set(range(len(streamed)))
+    if not everything:
+        chosen = select_pinned([tensor_bytes(leaf) for _, leaf in streamed], limit, config.pin_weight_selection)
+    pinning["selection"] = [streamed[number][0] for number in sorted(chosen)] if not everything else "all"
+    attachment = prepared.start(_locks(prepared, [leaf for _, leaf in streamed], chosen))
     placed = [*found.small, *(name for name, _ in found.kept)]
     return Dynamic(
         attachment, [name for name, _ in streamed], placed, residents, room["transit"], room["base"], pinning
     )
+
+
+def _locks(prepared: Prepared, streamed: list[nn.Module], chosen: set[int]) -> Callable[[Owned], bool]:
+    """Whether a tensor is page-locked: of the streamed ones those of the chosen leaves, and of the rest all that may be."""
+    numbers = {id(leaf): number for number, leaf in enumerate(streamed)}
+    by_block = {block.index: numbers.get(id(block.module)) for block in prepared.ownership.blocks}
+
+    def lock(owned: Owned) -> bool:
+        return owned.block is None or by_block.get(owned.block) in chosen
+
+    return lock

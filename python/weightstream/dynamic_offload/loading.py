@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any, Union
 
+from ..offload.redirect import redirect_safetensors
 from .config import DynamicOffloadConfig, checked
 from .enabling import enable_offload
 from .results import DynamicOffloadLoadResult
@@ -26,6 +28,9 @@ def from_pretrained_with_dynamic_offload(
     """Loads a model by its class's `from_pretrained` and, with `apply_dynamic`, puts it on the dynamic route.
 
     `model_loader` is a class of transformers or diffusers, diffusers' AutoModel if not given; further arguments are its own.
+    With `load_safetensors_backend="mmap"` safetensors files are opened by `offload.redirect_safetensors`: weights show the file's
+    pages, and are page-locked there.
+
     Profile options belong to the call that offloads: they are refused where this one does not.
     """
     config = DynamicOffloadConfig() if dynamic_offload_config is None else dynamic_offload_config
@@ -41,7 +46,8 @@ def from_pretrained_with_dynamic_offload(
         config = checked(config, execution_mode=mode, **named)
     if model_loader is None:
         from diffusers import AutoModel as model_loader
-    module = model_loader.from_pretrained(pretrained_model_name_or_path, **from_pretrained_kwargs)
+    with redirect_safetensors() if config.load_safetensors_backend == "mmap" else nullcontext():
+        module = model_loader.from_pretrained(pretrained_model_name_or_path, **from_pretrained_kwargs)
     if not apply_dynamic:
         return DynamicOffloadLoadResult(module)
     result = enable_offload(module, config=config, route=DYNAMIC, use_environment=False)

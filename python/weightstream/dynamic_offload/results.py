@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -17,21 +18,30 @@ from .state import Applied, remove_dynamic_offload
 
 __all__ = ["DynamicOffloadApplyResult", "DynamicOffloadLoadResult"]
 
+log = logging.getLogger("weightstream.dynamic_offload")
+
 
 class _Runs:
     """The region that is measured when a profile is built."""
 
     _profile: NamedProfile | None
+    settings: DynamicOffloadSettings | None
+    metrics_snapshot: Callable[..., DynamicOffloadMetrics]
 
     @contextmanager
     def profile_run(self) -> Iterator[dict[str, Any] | None]:
         """The workload. Where a profile is built, the region is measured and, if it ends well, recorded; otherwise this does
-        nothing. Gives a report that JSON can hold and that is complete when the region ends; None without such a runtime."""
+        nothing. Gives a report that JSON can hold and that is complete when the region ends; None without such a runtime.
+
+        With `show_profile` the whole report goes to the log "weightstream.dynamic_offload" then."""
         if self._profile is None:
             yield None
             return
         with self._profile.run() as report:
             yield report
+        settings = self.settings
+        if settings is not None and settings.config.show_profile:
+            log.info("%s", self.metrics_snapshot().format_profile())
 
 
 @dataclass
@@ -94,6 +104,11 @@ class DynamicOffloadLoadResult(_Runs):
     should_move_to_execution_device: bool = True
     _profile: NamedProfile | None = field(default=None, repr=False)
     _apply: DynamicOffloadApplyResult | None = field(default=None, repr=False)
+
+    @property
+    def settings(self) -> DynamicOffloadSettings | None:  # type: ignore[override]
+        """How it was offloaded."""
+        return None if self._apply is None else self._apply.settings
 
     def metrics_snapshot(self) -> DynamicOffloadMetrics:
         """The report of the offload; of a module that was only loaded, that it is."""
