@@ -1,7 +1,7 @@
 """Runs the GPU tests, the bench or the demo from this folder, on a machine with Python and PyTorch and nothing else.
 
     python3 run.py                    the gate: exit status 0 all passed, 1 some failed or did not run, 3 no usable GPU
-    python3 run.py bench stream …     measures; arguments go to tools/bench/stream.py, ready.py, load.py or dequant.py
+    python3 run.py bench stream …     measures; arguments go to tools/bench/stream.py and its like
     python3 run.py demo …             the demo; arguments go to tools/demo/demo.py
 
 The packages of wheel/ and wheels/ are installed into a folder that is removed at the end. A package too large to be
@@ -215,6 +215,8 @@ def bench(arguments):
         "ready": ["--locker", str(HERE / "bin/lock_slab")],
         "load": ["--reader", str(HERE / "bin/load")],
         "dequant": [],
+        "pipeline": [],
+        "quantized": [],
     }
     if not arguments or arguments[0] not in programs:
         print(f"run.py bench: the benches here are {', '.join(programs)}", file=sys.stderr)

@@ -1,7 +1,8 @@
 //! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; so does `ready`,
 //! which measures how soon a checkpoint streams, and how fast what is not page-locked does; `load` compares
 //! reading a checkpoint with safetensors' own reader and with the bare device; `dequant` measures the
-//! kernels of quantized weights on a GPU (the code of all is in `tools/bench`);
+//! kernels of quantized weights on a GPU, `quantized` a streamed model of them, `pipeline` three models that take turns
+//! (the code of all is in `tools/bench`);
 //! `plan` runs the criterion benches, which measure planning and the schedule on this CPU; `startup` what collecting startup
 //! timings costs a start, on any machine.
 //! Nothing but `--save` writes into the repository.
@@ -22,7 +23,7 @@ pub struct Args {
     /// The measurement.
     #[arg(value_enum)]
     name: Name,
-    /// Print one JSON object as the last line (`stream`, `load`, `ready`, `dequant`, `startup`).
+    /// Print one JSON object as the last line (all but `plan`).
     #[arg(long)]
     json: bool,
     /// Write the raw result, and a table but for `startup`, to docs/performance (all but `plan`).
@@ -35,7 +36,7 @@ pub struct Args {
     /// GiB of the file that is read (`load`).
     #[arg(long)]
     size: Option<f64>,
-    /// Arguments passed on to tools/bench/stream.py, load.py, ready.py, dequant.py or startup.py, after `--`.
+    /// Arguments passed on to the script in tools/bench, after `--`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -50,6 +51,10 @@ enum Name {
     Ready,
     /// Quantized weights to numbers on a GPU, every format.
     Dequant,
+    /// Steps of a streamed model of int8 weights beside bfloat16 ones, on a GPU.
+    Quantized,
+    /// Three models of 19 GB that take turns on a GPU within 4 GB.
+    Pipeline,
     /// Planning and the schedule, on this CPU.
     Plan,
     /// What collecting startup timings costs a start, on this machine.
@@ -63,7 +68,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Name::Stream => stream(args),
         Name::Load => load(args),
         Name::Ready => ready(args),
-        Name::Dequant => dequant(args),
+        Name::Dequant => paged(args, "dequant"),
+        Name::Quantized => paged(args, "quantized"),
+        Name::Pipeline => paged(args, "pipeline"),
         Name::Startup => startup(args),
     }
 }
@@ -179,17 +186,17 @@ fn ready(args: &Args) -> Result<ExitCode> {
     show(args, &result)
 }
 
-/// Runs tools/bench/dequant.py.
-fn dequant(args: &Args) -> Result<ExitCode> {
+/// Runs tools/bench/NAME.py, which also makes the page of a result.
+fn paged(args: &Args, name: &str) -> Result<ExitCode> {
     let venv = Venv::ensure(&[Requirements::Base])?;
-    let result = match on_gpu(args, &venv, "dequant", |_| Ok(()))? {
+    let result = match on_gpu(args, &venv, name, |_| Ok(()))? {
         Ok(result) => result,
         Err(code) => return Ok(code),
     };
     if args.save {
-        let raw = keep(&result, "dequant.json")?;
-        let page = raw.with_file_name("dequant.md");
-        process::run(script(&venv, "dequant.py").arg("--page").arg(&raw).arg("--out").arg(page))?;
+        let raw = keep(&result, &format!("{name}.json"))?;
+        let page = raw.with_extension("md");
+        process::run(script(&venv, &format!("{name}.py")).arg("--page").arg(&raw).arg("--out").arg(page))?;
     }
     show(args, &result)
 }
