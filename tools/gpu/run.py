@@ -217,6 +217,7 @@ def bench(arguments):
         "dequant": [],
         "pipeline": [],
         "quantized": [],
+        "calibrate": [],
     }
     if not arguments or arguments[0] not in programs:
         print(f"run.py bench: the benches here are {', '.join(programs)}", file=sys.stderr)

@@ -1,7 +1,8 @@
-"""The measuring of the benches `pipeline` and `quantized`, with the CPU and the emulator in place of a GPU, and their pages."""
+"""The measuring of the benches `pipeline`, `quantized` and `calibrate`, with the CPU and the emulator in place of a GPU, and their pages."""
 
 import types
 
+import calibrate
 import dit
 import measure
 import pipeline
@@ -102,3 +103,19 @@ def test_int8_is_measured_beside_bfloat16(no_gpu, monkeypatch):
     assert [line["limit"] for line in lines] == [0.55, 0, 0.55, 0]
     text = quantized.page(result | {"must_hold": lines, "commit": "abc"}, "quantized.json")
     assert text.count("| int8 |") == 2
+
+
+def test_a_calibration_is_compared_with_bisection(no_gpu, monkeypatch):
+    model = dit.weight_bytes(dit.build(6))
+    device = weightstream.HostDevice(bytes=model // 2 // 4096 * 4096, granularity=4096)
+    monkeypatch.setattr(place, "WEIGHTS", device)
+    monkeypatch.setattr(calibrate, "SMALL", 0)
+    headroom = 50_000 / (1 << 30)
+    options = arguments(monkeypatch, calibrate, "--blocks", 6, "--seq", 8, "--headroom", headroom, "--rounds", 24)
+    with torch.inference_mode():
+        result = calibrate.run(options)
+    assert result["applied"] and 0 < result["recommended_gb"] < result["bisected_gb"]
+    assert {line["ran"] for line in result["tries"]} == {True, False}
+    lines = calibrate.must_hold(result)
+    assert all(line["holds"] for line in lines), lines
+    assert "of residents are recommended" in calibrate.page(result | {"must_hold": lines, "commit": "abc"}, "x.json")

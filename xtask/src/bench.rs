@@ -1,7 +1,8 @@
 //! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; so does `ready`,
 //! which measures how soon a checkpoint streams, and how fast what is not page-locked does; `load` compares
 //! reading a checkpoint with safetensors' own reader and with the bare device; `dequant` measures the
-//! kernels of quantized weights on a GPU, `quantized` a streamed model of them, `pipeline` three models that take turns
+//! kernels of quantized weights on a GPU, `quantized` a streamed model of them, `pipeline` three models that take turns,
+//! `calibrate` how near a recommended budget is to the largest that runs
 //! (the code of all is in `tools/bench`);
 //! `plan` runs the criterion benches, which measure planning and the schedule on this CPU; `startup` what collecting startup
 //! timings costs a start, on any machine.
@@ -55,6 +56,8 @@ enum Name {
     Quantized,
     /// Three models of 19 GB that take turns on a GPU within 4 GB.
     Pipeline,
+    /// The resident budget that a calibration recommends beside the largest that runs, on a GPU.
+    Calibrate,
     /// Planning and the schedule, on this CPU.
     Plan,
     /// What collecting startup timings costs a start, on this machine.
@@ -71,6 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Name::Dequant => paged(args, "dequant"),
         Name::Quantized => paged(args, "quantized"),
         Name::Pipeline => paged(args, "pipeline"),
+        Name::Calibrate => paged(args, "calibrate"),
         Name::Startup => startup(args),
     }
 }
