@@ -188,6 +188,80 @@ class DeviceKernels:
         """
 
 @final
+class AdapterPlan:
+    """What an adapter file does to a model. Each key of the file is in one of `applied`, `absent`, `refused` and `skipped`."""
+
+    def __new__(
+        cls,
+        layers: list[tuple[str, str, list[int], bool]],
+        tensors: list[tuple[str, str, list[int]]],
+        scalars: dict[str, float],
+        metadata: dict[str, str],
+        *,
+        config: str | None = None,
+        split: str | None = None,
+        component: str | None = None,
+        ignore_variations: bool = False,
+    ) -> AdapterPlan:
+        """`layers` of the model: name, kind ("linear", "conv1d", "conv2d", "conv3d", "norm", "embedding", "parameter",
+        "other"), shape of the weight or the parameter, whether it has a bias. `tensors` of the file: key, type as safetensors
+        spells it, shape. `scalars` are the values of its tensors of one element. `config` is the text of an
+        adapter_config.json, `split` a split_linear_modules_map as JSON, `component` what the pipeline calls this model.
+        `ignore_variations` skips layers whose shapes do not fit. ModelError for layers or texts that cannot be read."""
+    def targets(self) -> list[AdapterTarget]:
+        """What is applied, by layer. With anything in `refused` none of it may be."""
+    def applied(self) -> list[str]:
+        """The keys that targets use, alphas too."""
+    def absent(self) -> list[tuple[str, list[str]]]:
+        """Keys of layers that the model does not have, in groups, with a sentence about each."""
+    def refused(self) -> list[tuple[str, str]]:
+        """Keys that cannot be applied, and why."""
+    def skipped(self) -> list[tuple[str, str]]:
+        """Keys that are not applied though nothing is refused: absent ones, and those that `ignore_variations` leaves out."""
+    def notes(self) -> list[str]:
+        """What was ignored, such as fields of the header, and why."""
+    def report(self) -> str:
+        """All of it in words."""
+
+@final
+class AdapterTarget:
+    """One adapter on one layer."""
+
+    @property
+    def layer(self) -> str:
+        """The layer, or the bare parameter, by the model's name."""
+    @property
+    def kind(self) -> str:
+        """ "lora" (DoRA with a part "magnitude"), "loha", "lokr", "oft", "boft", "diff" (of a weight or parameter), "diff_bias"."""
+    @property
+    def parts(self) -> dict[str, tuple[str, int | None, int | None]]:
+        """By role, the key of its tensor in the file and which rows of that are used; None for all.
+
+        Roles: "down", "up", "mid", "bias" (added to the outputs of "up", scaled as they are) and "magnitude"; "w1", "w1_a",
+        "w1_b", "w2", "w2_a", "w2_b", "t2"; "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"; "blocks",
+        "rotations", "rescale"; "diff". Shapes are the file's: factors of linear layers may have dimensions of 1 behind them.
+        """
+    @property
+    def rows(self) -> tuple[int, int] | None:
+        """The rows of the layer that it changes, where it is for a part of a fused layer; None for all."""
+    @property
+    def columns(self) -> tuple[int, int] | None:
+        """As `rows`; always None so far."""
+    @property
+    def cut(self) -> tuple[int, int] | None:
+        """The rows of its own product that the layer gets, where it was made for a fused layer and its parts are not cut
+        (LoKr, LoHa with cores): compute kron(w1, w2) of all, and take these. None for all."""
+    @property
+    def rank(self) -> int:
+        """Its rank; rows of a block for rotations, 0 where it has none."""
+    @property
+    def scale(self) -> float:
+        """What its product is multiplied by; 1 for differences. Of a rotation, the bound on its size, 0 for none."""
+    @property
+    def axis(self) -> int | None:
+        """Of a magnitude: 0 for one number a row, 1 for one a column."""
+
+@final
 class Device:
     """A device's driver, opened."""
 

@@ -6,6 +6,7 @@
 //! call is guarded, and an error is raised as a class of `weightstream.errors`. What each class and function means is
 //! said once, in `_native.pyi` beside the package.
 
+mod adapters;
 mod checkpoint;
 mod device;
 mod dlpack;
@@ -39,6 +40,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<quant::QuantWeight>()?;
     module.add_class::<quant::Quantizer>()?;
     module.add_class::<kernels::DeviceKernels>()?;
+    module.add_class::<adapters::AdapterPlan>()?;
+    module.add_class::<adapters::AdapterTarget>()?;
     module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
     module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
     module.add_function(wrap_pyfunction!(quant::detect, module)?)?;

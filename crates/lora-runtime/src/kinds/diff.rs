@@ -1,0 +1,30 @@
+//! Whole differences to weights, bare parameters and biases.
+
+use super::{Adapter, Cut, Made, Parts, Rule, Shape, mismatch, refuse};
+use crate::file::AdapterTensor;
+use crate::key::Role;
+use crate::plan::AdapterKind;
+
+fn made(kind: AdapterKind, tensor: &AdapterTensor) -> Adapter<'_> {
+    let parts = Parts::from([(Role::Diff, tensor)]);
+    Adapter { kind, parts, rank: 0, rule: Rule::None, axis: None, cut: Cut::Parts(&[Role::Diff]) }
+}
+
+pub(super) fn weight<'a>(diff: &'a AdapterTensor, layer: &Shape) -> Made<Adapter<'a>> {
+    if diff.shape == layer.dims {
+        Ok(made(AdapterKind::Diff, diff))
+    } else {
+        mismatch(diff, &layer.dims, layer)
+    }
+}
+
+pub(super) fn bias<'a>(diff: &'a AdapterTensor, layer: &Shape) -> Made<Adapter<'a>> {
+    if !layer.bias {
+        return refuse("it changes the bias of a layer that has none");
+    }
+    if diff.shape[..] == [layer.rows()] {
+        Ok(made(AdapterKind::DiffBias, diff))
+    } else {
+        mismatch(diff, &[layer.rows()], layer)
+    }
+}

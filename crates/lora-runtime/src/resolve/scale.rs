@@ -1,0 +1,128 @@
+//! What a low-rank product is multiplied by: alpha over rank, where alpha may be a tensor, a field of the header, or one of
+//! `adapter_config.json`. What cannot be read or contradicts is ignored with a note, or refused; never used by half.
+
+mod fields;
+
+use std::collections::BTreeSet;
+
+use fields::{Fields, Told};
+
+use crate::error::Result;
+use crate::file::{AdapterFile, AdapterTensor};
+use crate::key::Role;
+use crate::kinds::{Adapter, Made, Rule, refuse};
+use crate::names::Family;
+use crate::plan::AdapterKind;
+
+/// Whose scale is asked for.
+pub(super) struct Owner<'a> {
+    /// The layers.
+    pub(super) names: Vec<&'a str>,
+    /// Which of a pipeline's models the file's prefix named.
+    pub(super) family: Option<Family>,
+    /// Rows of the layer that the adapter was made for.
+    pub(super) rows: u64,
+}
+
+/// What a file says about scales.
+#[derive(Debug)]
+pub(super) struct Scales {
+    header: Fields,
+    config: Fields,
+    notes: BTreeSet<String>,
+}
+
+impl Rule {
+    /// Whether an alpha of the file has a meaning for it.
+    pub(super) fn uses_alpha(self) -> bool {
+        !matches!(self, Self::None)
+    }
+}
+
+impl Scales {
+    pub(super) fn read(file: &AdapterFile) -> Result<Self> {
+        let mut notes = BTreeSet::new();
+        let header = Fields::of_header(file.metadata(), &mut notes);
+        let config = file.config().map(|text| Fields::of_config(text, &mut notes)).transpose()?;
+        Ok(Self { header, config: config.unwrap_or_default(), notes })
+    }
+
+    pub(super) fn into_notes(self) -> Vec<String> {
+        self.notes.into_iter().collect()
+    }
+
+    /// The scale of an adapter; of a rotation, the bound on its size.
+    pub(super) fn scale(
+        &mut self,
+        adapter: &Adapter<'_>,
+        alpha: Option<&AdapterTensor>,
+        owner: &Owner<'_>,
+        file: &AdapterFile,
+    ) -> Made<f64> {
+        let value = alpha.map(|tensor| value(tensor, file)).transpose()?;
+        let low_rank = adapter.kind == AdapterKind::Lora;
+        let wants_dora = self.config.dora || self.header.dora_for(owner.family);
+        if low_rank && wants_dora && !adapter.parts.contains_key(&Role::Magnitude) {
+            return refuse("its configuration says that it is a DoRA adapter, and it has no magnitude");
+        }
+        match adapter.rule {
+            Rule::None => Ok(1.0),
+            Rule::Bound => Ok(value.filter(|value| *value > 0.0).unwrap_or(0.0) * owner.rows as f64),
+            Rule::One if value.is_none() && self.config.kind.as_deref() == Some("LOKR") => {
+                self.told(self.config.rank, owner)
+            }
+            Rule::One => {
+                if value.is_some() {
+                    self.notes.insert(
+                        "the alpha of LoKr adapters whose factors are both whole is ignored: their scale is 1".into(),
+                    );
+                }
+                Ok(1.0)
+            }
+            Rule::OverRank => match value {
+                Some(value) => {
+                    if value == 0.0 {
+                        self.notes.insert(format!(
+                            "alpha is 0 for {:?}: its adapter has no effect",
+                            owner.names[0]
+                        ));
+                    }
+                    Ok(value / adapter.rank as f64)
+                }
+                None => self.told(Some(adapter.rank as f64), owner),
+            },
+        }
+    }
+
+    /// The scale that header or configuration give where there is no tensor.
+    fn told(&mut self, rank: Option<f64>, owner: &Owner<'_>) -> Made<f64> {
+        let header = self.header.told(owner, rank, &mut self.notes)?;
+        let config = self.config.told(owner, rank, &mut self.notes)?;
+        let told = match (header, config) {
+            (Some(a), Some(b)) if a != b => {
+                self.notes.insert(format!(
+                    "{} of the header gives alpha {} and {} of adapter_config.json gives {}: both are ignored, and the scale is 1",
+                    a.field, a.alpha, b.field, b.alpha
+                ));
+                None
+            }
+            (a, b) => a.or(b),
+        };
+        Ok(told.map_or(1.0, |Told { alpha, root, .. }| {
+            let rank = rank.filter(|rank| *rank > 0.0).unwrap_or(1.0);
+            alpha / if root { rank.sqrt() } else { rank }
+        }))
+    }
+}
+
+/// The number in an alpha tensor.
+fn value(tensor: &AdapterTensor, file: &AdapterFile) -> Made<f64> {
+    if tensor.elements() != Some(1) {
+        return refuse(format!("{:?} has the shape {:?} and should be one number", tensor.key, tensor.shape));
+    }
+    match file.scalar(&tensor.key) {
+        None => refuse(format!("the value of {:?} could not be read", tensor.key)),
+        Some(value) if value.is_finite() => Ok(value),
+        Some(value) => refuse(format!("{:?} is {value}, which is no alpha", tensor.key)),
+    }
+}
