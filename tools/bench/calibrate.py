@@ -1,78 +1,55 @@
 """The bench `calibrate`: the resident budget that a calibration recommends beside the largest one that runs, found by bisection.
 
-    ballast      takes all but a few GB of the device, so that the model does not fit
-    calibration  build_profile=True, one region: recommendation = total - peak - headroom
-    bisection    the same workload with a resident budget given by hand, smaller after it ran out of memory, larger after not
-
-Exit status: 0 measured, 1 failed (or, with --check, a limit missed), 3 no usable GPU.
+ballast      takes all but a few GB of the device, so that the model does not fit
+calibration  build_profile=True, one region: recommendation = total - peak - headroom
+bisection    the same workload with a resident budget given by hand, smaller after it ran out of memory, larger after not
 """
 
-import argparse
 import contextlib
-import json
 import os
-import pathlib
-import platform
 import sys
 import tempfile
-import time
 
 import dit
 import place
+import single
 import torch
 import weightstream
 from weightstream import dynamic_offload as ddo
 
-RED, NO_GPU = 1, 3
-GIB = 1 << 30
 NEAR_LIMIT = 0.05
 # Smaller layers stay on the device, as presets have it.
 SMALL = 1 << 20
 
 
 def main():
-    """Measures, prints what must hold, writes the JSON."""
-    options = parse()
-    if options.page:
-        options.out.write_text(page(json.loads(options.page.read_text()), options.page.name))
-        return 0
-    if not torch.cuda.is_available():
-        print("no usable GPU", file=sys.stderr)
-        return NO_GPU
-    started = time.monotonic()
-    free, _ = torch.cuda.mem_get_info()
-    ballast = torch.empty(max(0, free - int(options.room * 1e9)), dtype=torch.uint8, device=place.TENSORS)
-    with torch.inference_mode():
-        result = run(options)
-    del ballast
-    result = {"bench": "calibrate", "commit": options.commit, "python": platform.python_version(), **result}
-    result |= {"seconds": time.monotonic() - started, "must_hold": must_hold(result)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for line in result["must_hold"]:
-        print(f"{'holds ' if line['holds'] else 'MISSED'} {line['what']}: {line['value']:.3f} (limit {line['limit']})")
-    return RED if options.check and not all(line["holds"] for line in result["must_hold"]) else 0
+    """Measures, prints the page, writes the JSON."""
+    return single.measured(parse(), beside_ballast, must_hold, page)
 
 
 def parse():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    out = pathlib.Path("bench-calibrate.json")
-    parser.add_argument("--out", type=pathlib.Path, default=out, help="where the JSON goes")
-    parser.add_argument("--page", type=pathlib.Path, help="make the page of this result instead of measuring")
-    parser.add_argument("--commit", default="unknown")
+    parser = single.parser("calibrate", __doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--room", type=float, default=14, help="GB that the ballast leaves")
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--headroom", type=float, default=0.5, help="GiB that the recommendation leaves")
     parser.add_argument("--rounds", type=int, default=7, help="of the bisection")
-    parser.add_argument("--check", action="store_true", help="fail if something that must hold does not")
     return parser.parse_args()
+
+
+def beside_ballast(options):
+    """Measures on a device of which something else has taken all but some room."""
+    free, _ = torch.cuda.mem_get_info()
+    ballast = torch.empty(max(0, free - int(options.room * 1e9)), dtype=torch.uint8, device=place.TENSORS)
+    result = run(options)
+    del ballast
+    return result
 
 
 def run(options):
     """The calibration, a run with what it recommends, and the bisection."""
-    say("building the model")
+    single.say("building the model")
     model = dit.build(options.blocks)
     arguments = dit.inputs(options.seq)
     headroom = {"profile_vram_headroom_gb": options.headroom}
@@ -81,7 +58,7 @@ def run(options):
             with result.profile_run() as report:
                 expected = model(*arguments)
         recommended = report["recommendation"]["resident_module_budget_gb"]
-        say(f"recommended: {recommended:.3f} GiB")
+        single.say(f"recommended: {recommended:.3f} GiB")
         with offloaded(model, profile_name="bench", **headroom) as result, result.profile_run() as report:
             applied = report["status"] == "applied" and torch.equal(model(*arguments), expected)
     low, high = 0.0, recommended + 2 * options.headroom + 1
@@ -90,11 +67,9 @@ def run(options):
         middle = (low + high) / 2
         fits = runs(model, arguments, middle)
         tries.append({"resident_gb": middle, "ran": fits})
-        say(f"{middle:.3f} GiB {'ran' if fits else 'ran out of memory'}")
+        single.say(f"{middle:.3f} GiB {'ran' if fits else 'ran out of memory'}")
         low, high = (middle, high) if fits else (low, middle)
     return {
-        "device": str(place.WEIGHTS),
-        "versions": {"weightstream": weightstream.__version__, "torch": torch.__version__},
         "model_bytes": dit.weight_bytes(model),
         "headroom_gb": options.headroom,
         "recommended_gb": recommended,
@@ -161,7 +136,7 @@ def must_hold(result):
         ),
         ("runs with the recommendation that failed or differed", 0, int(not result["applied"])),
     ]
-    return [{"what": what, "limit": limit, "value": value, "holds": value <= limit} for what, limit, value in lines]
+    return single.held(lines)
 
 
 def page(result, source):
@@ -175,16 +150,8 @@ def page(result, source):
         f"{result['headroom_gb']:.2f} GiB of headroom; {result['bisected_gb']:.3f} GiB is the most that ran, found by bisection.",
         "",
     ]
-    lines += [
-        f"- {line['what']}: {line['value']:.3f}, limit {line['limit']}, {'holds' if line['holds'] else 'missed'}"
-        for line in result["must_hold"]
-    ]
+    lines += single.bullets(result["must_hold"])
     return "\n".join(lines) + "\n"
-
-
-def say(text):
-    """Progress."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

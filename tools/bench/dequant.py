@@ -2,22 +2,18 @@
 
 Bytes moved are those of the parts and of the numbers, each once. What they are compared with is a copy on the same device in the
 same run, which counts what it reads and writes; beside it stand PyTorch's operators and, where they are installed, other
-libraries. Every round takes other memory than the one before, so that the cache holds none of it. Exit status: 0 measured, 1 failed
-(or, with --check, a limit missed), 3 no usable GPU.
+libraries. Every round takes other memory than the one before, so that the cache holds none of it.
 """
 
-import argparse
-import json
-import pathlib
 import statistics
 import sys
 
 import dequant_formats
 import dequant_peers
 import place
+import single
 import torch
 
-RED, NO_GPU = 1, 3
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 # Of the rate of a copy. Tables cost look-ups besides.
@@ -26,38 +22,17 @@ SETS = 3
 
 
 def main():
-    """Measures, prints a table, writes the JSON."""
-    options = parse()
-    if options.page:
-        options.out.write_text(page(json.loads(options.page.read_text()), options.page.name))
-        return 0
-    if not torch.cuda.is_available():
-        print("no usable GPU", file=sys.stderr)
-        return NO_GPU
-    result = {"bench": "dequant", "commit": options.commit, "device": torch.cuda.get_device_name(0)}
-    result |= {"torch": torch.__version__, "rows": options.rows, "columns": options.columns}
-    result |= measure(options)
-    result["must_hold"] = must_hold(result)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(page(result, options.out.name))
-    missed = [line for line in result["must_hold"] if not line["holds"]]
-    return RED if options.check and missed else 0
+    """Measures, prints the page, writes the JSON."""
+    return single.measured(parse(), measure, must_hold, page)
 
 
 def parse():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("bench-dequant.json"), help="where the JSON goes"
-    )
-    parser.add_argument("--page", type=pathlib.Path, help="make the page of this result instead of measuring")
-    parser.add_argument("--commit", default="unknown")
+    parser = single.parser("dequant", __doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--columns", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--only", default="", help="formats whose name contains this")
-    parser.add_argument("--check", action="store_true", help="fail if something that must hold does not")
     return parser.parse_args()
 
 
@@ -72,7 +47,8 @@ def measure(options):
     for name, weight, sizes in formats:
         rows += one_format(kernels, name, weight, sizes, options)
         print(f"{name}: {rows[-3]['seconds'] * 1e6:.0f} us", file=sys.stderr, flush=True)
-    return {"copy_bytes_per_second": copy_rate(options), "formats": rows}
+    shape = {"rows": options.rows, "columns": options.columns}
+    return {**shape, "copy_bytes_per_second": copy_rate(options), "formats": rows}
 
 
 def one_format(kernels, name, weight, sizes, options):

@@ -4,14 +4,10 @@
     switches     bringing a model's resident part to the device, beside its bytes / link
     generations  many of them: outputs equal the resident ones, and nothing grows
 
-All in one process, ours and resident in turn. Exit status: 0 measured, 1 failed (or, with --check, a limit missed), 3 no
-usable GPU.
+All in one process, ours and resident in turn.
 """
 
-import argparse
-import json
 import pathlib
-import platform
 import statistics
 import sys
 import threading
@@ -20,11 +16,10 @@ import time
 import measure
 import pipeline_models
 import place
+import single
 import torch
-import weightstream
 from weightstream import offload, runtime
 
-RED, NO_GPU = 1, 3
 IDEAL_LIMIT, SWITCH_LIMIT, SWITCH_MORE = 1.05, 1.1, 0.020
 # What may grow over all generations: RAM that the allocators keep, and nothing else.
 RAM_GROWTH = 64 << 20
@@ -32,52 +27,32 @@ WARM = 3
 
 
 def main():
-    """Measures, prints what must hold, writes the JSON."""
-    options = parse()
-    if options.page:
-        options.out.write_text(page(json.loads(options.page.read_text()), options.page.name))
-        return 0
-    if not torch.cuda.is_available():
-        print("no usable GPU", file=sys.stderr)
-        return NO_GPU
-    started = time.monotonic()
-    with torch.inference_mode():
-        result = run(options, pipeline_models.FULL)
-    result = {"bench": "pipeline", "commit": options.commit, "python": platform.python_version(), **result}
-    result |= {"seconds": time.monotonic() - started, "must_hold": must_hold(result)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for line in result["must_hold"]:
-        print(f"{'holds ' if line['holds'] else 'MISSED'} {line['what']}: {line['value']:.3f} (limit {line['limit']})")
-    return RED if options.check and not all(line["holds"] for line in result["must_hold"]) else 0
+    """Measures, prints the page, writes the JSON."""
+    return single.measured(parse(), run, must_hold, page)
 
 
 def parse():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("bench-pipeline.json"), help="where the JSON goes"
-    )
-    parser.add_argument("--page", type=pathlib.Path, help="make the page of this result instead of measuring")
-    parser.add_argument("--commit", default="unknown")
+    parser = single.parser("pipeline", __doc__.splitlines()[0])
     parser.add_argument(
         "--budget-mb", type=int, default=3814, help="of each model, in units of 2^20 bytes; 3814 are 4 GB"
     )
-    parser.add_argument("--seqs", type=lambda text: [int(part) for part in text.split(",")], default=[256, 4096])
+    parser.add_argument("--seqs", type=single.numbers, default=[256, 4096])
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each length")
     parser.add_argument("--generations", type=int, default=50)
-    parser.add_argument("--check", action="store_true", help="fail if something that must hold does not")
     return parser.parse_args()
 
 
-def run(options, sizes):
+def run(options, sizes=pipeline_models.FULL):
     """Everything, in one process."""
-    say("building the models")
+    single.say("building the models")
     pipe = pipeline_models.build(sizes)
     twin = pipeline_models.resident(pipe)
     link = measure.link_rate()
     total = {name: weights(model) for name, model in pipe.components.items()}
-    say(f"link {link / 1e9:.1f} GB/s; " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in total.items()))
+    single.say(
+        f"link {link / 1e9:.1f} GB/s; " + ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in total.items())
+    )
     for model in pipe.components.values():
         model._offload_hooks = ["decode"] if hasattr(model, "decode") else []
     start = time.perf_counter()
@@ -100,10 +75,7 @@ def run(options, sizes):
         switches = switches_of(pipe, attachments, link)
         many = generations_of(pipe, twin, attachments, options.generations)
         peak = max(attachment.report()["engine"]["page_bytes_peak"] for attachment in attachments.values())
-    properties = torch.cuda.get_device_properties(0)
     return {
-        "device": properties.name,
-        "versions": {"weightstream": weightstream.__version__, "torch": torch.__version__},
         "link_bytes_per_second": link,
         "model_bytes": total,
         "budget_bytes": budget,
@@ -127,7 +99,7 @@ def steps_of(pipe, twin, attachments, seq, count, budget, total, link):
     compute = statistics.median(theirs for _, (_, theirs) in found)
     ideal = max(compute, max(0, total - budget) / link)
     quartiles = measure.quartiles([mine / ideal for (_, mine), _ in found])
-    say(f"S={seq}: {quartiles[1]:.3f} of ideal")
+    single.say(f"S={seq}: {quartiles[1]:.3f} of ideal")
     return {
         "seq": seq,
         "identical": identical,
@@ -154,7 +126,9 @@ def switches_of(pipe, attachments, link, rounds=7):
     for name, times in found.items():
         seconds = statistics.median(times[1:])
         transfer = moved[name] / link
-        say(f"switch to {name}: {moved[name] / 1e9:.2f} GB in {seconds * 1e3:.1f} ms, link {transfer * 1e3:.1f} ms")
+        single.say(
+            f"switch to {name}: {moved[name] / 1e9:.2f} GB in {seconds * 1e3:.1f} ms, link {transfer * 1e3:.1f} ms"
+        )
         rows.append({"model": name, "bytes": moved[name], "seconds": seconds, "transfer_seconds": transfer})
     return rows
 
@@ -205,7 +179,7 @@ def must_hold(result):
     lines.append(("bytes of RAM more after them", RAM_GROWTH, grown.pop("anonymous_bytes")))
     lines += [(f"{name.replace('_', ' ')} more after them", 0, value) for name, value in grown.items()]
     lines.append(("weight pages beside the budget", 1.0, result["page_bytes_peak"] / result["budget_bytes"]))
-    return [{"what": what, "limit": limit, "value": value, "holds": value <= limit} for what, limit, value in lines]
+    return single.held(lines)
 
 
 def page(result, source):
@@ -216,7 +190,7 @@ def page(result, source):
         "",
         f"Made by `cargo xtask bench pipeline --save` from [{source}]({source}); do not edit.",
         "",
-        f"{result['device']}, link {result['link_bytes_per_second'] / 1e9:.1f} GB/s, PyTorch {result['versions']['torch']}; commit "
+        f"{result['device']}, link {result['link_bytes_per_second'] / 1e9:.1f} GB/s, PyTorch {result['torch']}; commit "
         f"{result['commit']}. {sizes}; {result['budget_bytes'] / 1e9:.1f} GB for whichever runs; set up in "
         f"{result['set_up_seconds']:.1f} s.",
         "",
@@ -228,11 +202,6 @@ def page(result, source):
             f"| {line['what']} | {line['limit']} | {line['value']:.3f} | {'holds' if line['holds'] else 'missed'} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def say(text):
-    """Progress."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

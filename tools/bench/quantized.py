@@ -3,13 +3,8 @@
     both bound by the link     steps as bytes: half the weights, half the step
     outputs                    those of the quantized model with all weights on the GPU, bit for bit
 
-All in one process. Exit status: 0 measured, 1 failed (or, with --check, a limit missed), 3 no usable GPU.
-"""
+All in one process."""
 
-import argparse
-import json
-import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -17,67 +12,42 @@ import time
 import dit
 import measure
 import place
+import single
 import torch
 import weightstream
 from weightstream import offload
 
-RED, NO_GPU = 1, 3
 STEP_LIMIT = 0.55
 WARM = 3
 
 
 def main():
-    """Measures, prints what must hold, writes the JSON."""
-    options = parse()
-    if options.page:
-        options.out.write_text(page(json.loads(options.page.read_text()), options.page.name))
-        return 0
-    if not torch.cuda.is_available():
-        print("no usable GPU", file=sys.stderr)
-        return NO_GPU
-    started = time.monotonic()
-    with torch.inference_mode():
-        result = run(options)
-    result = {"bench": "quantized", "commit": options.commit, "python": platform.python_version(), **result}
-    result |= {"seconds": time.monotonic() - started, "must_hold": must_hold(result)}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for line in result["must_hold"]:
-        print(f"{'holds ' if line['holds'] else 'MISSED'} {line['what']}: {line['value']:.3f} (limit {line['limit']})")
-    return RED if options.check and not all(line["holds"] for line in result["must_hold"]) else 0
+    """Measures, prints the page, writes the JSON."""
+    return single.measured(parse(), run, must_hold, page)
 
 
 def parse():
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("bench-quantized.json"), help="where the JSON goes"
-    )
-    parser.add_argument("--page", type=pathlib.Path, help="make the page of this result instead of measuring")
-    parser.add_argument("--commit", default="unknown")
+    parser = single.parser("quantized", __doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--budget", type=int, default=2_200_000_000)
-    parser.add_argument("--seqs", type=lambda text: [int(part) for part in text.split(",")], default=[256, 1024])
+    parser.add_argument("--seqs", type=single.numbers, default=[256, 1024])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--check", action="store_true", help="fail if something that must hold does not")
     return parser.parse_args()
 
 
 def run(options):
     """Both models, one after the other."""
-    say("building the model")
+    single.say("building the model")
     model = dit.build(options.blocks)
     link = measure.link_rate()
     plain = streamed(model, options)
-    say("quantizing")
+    single.say("quantizing")
     start = time.perf_counter()
     offload.quantize(model, "qint8")
     seconds = time.perf_counter() - start
     quantized = streamed(model, options)
-    properties = torch.cuda.get_device_properties(0)
     return {
-        "device": properties.name,
-        "versions": {"weightstream": weightstream.__version__, "torch": torch.__version__},
         "link_bytes_per_second": link,
         "budget_bytes": options.budget,
         "quantizing_seconds": seconds,
@@ -100,7 +70,7 @@ def streamed(model, options):
             times = [measure.timed(lambda arguments=arguments: model(*arguments))[1] for _ in range(options.steps)]
             copied = (attachment.stats()["copied_bytes"] - before) / options.steps
             rows.append({"seq": seq, "step_ms": statistics.median(times) * 1e3, "streamed_bytes_per_step": copied})
-            say(f"{size / 1e9:.1f} GB, S={seq}: {rows[-1]['step_ms']:.1f} ms")
+            single.say(f"{size / 1e9:.1f} GB, S={seq}: {rows[-1]['step_ms']:.1f} ms")
     finally:
         attachment.detach()
     model.to(place.TENSORS)
@@ -121,7 +91,7 @@ def must_hold(result):
         lines.append((f"streamed int8 step beside the bfloat16 one at S={plain['seq']}", STEP_LIMIT, ratio))
         differ = 2 - plain["identical"] - quantized["identical"]
         lines.append((f"outputs that differ from the resident models' at S={plain['seq']}", 0, differ))
-    return [{"what": what, "limit": limit, "value": value, "holds": value <= limit} for what, limit, value in lines]
+    return single.held(lines)
 
 
 def page(result, source):
@@ -131,7 +101,7 @@ def page(result, source):
         "",
         f"Made by `cargo xtask bench quantized --save` from [{source}]({source}); do not edit.",
         "",
-        f"{result['device']}, link {result['link_bytes_per_second'] / 1e9:.1f} GB/s, PyTorch {result['versions']['torch']}; commit "
+        f"{result['device']}, link {result['link_bytes_per_second'] / 1e9:.1f} GB/s, PyTorch {result['torch']}; commit "
         f"{result['commit']}. Budget {result['budget_bytes'] / 1e9:.1f} GB.",
         "",
         "| weights | GB | S | step ms | resident ms | GB a step |",
@@ -144,16 +114,8 @@ def page(result, source):
                 f"{row['resident_ms']:.1f} | {row['streamed_bytes_per_step'] / 1e9:.2f} |"
             )
     lines.append("")
-    lines += [
-        f"- {line['what']}: {line['value']:.3f}, limit {line['limit']}, {'holds' if line['holds'] else 'missed'}"
-        for line in result["must_hold"]
-    ]
+    lines += single.bullets(result["must_hold"])
     return "\n".join(lines) + "\n"
-
-
-def say(text):
-    """Progress."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The measuring of the benches `pipeline`, `quantized` and `calibrate`, with the CPU and the emulator in place of a GPU, and their pages."""
 
+import json
 import types
 
 import calibrate
@@ -64,7 +65,9 @@ def test_a_pipeline_is_measured_from_end_to_end(no_gpu, monkeypatch):
     )
     lines = pipeline.must_hold(result)
     assert all(line["holds"] for line in lines if "differ" in line["what"] or "budget" in line["what"])
-    text = pipeline.page(result | {"must_hold": lines, "commit": "abc"}, "pipeline.json")
+    text = pipeline.page(
+        result | {"must_hold": lines, "commit": "abc", "device": "none", "torch": "2"}, "pipeline.json"
+    )
     assert "text_encoder" in text and text.count("\n|") == 2 + len(lines)
 
 
@@ -101,7 +104,9 @@ def test_int8_is_measured_beside_bfloat16(no_gpu, monkeypatch):
     assert packed["rows"][0]["streamed_bytes_per_step"] < 0.5 * plain["rows"][0]["streamed_bytes_per_step"]
     lines = quantized.must_hold(result)
     assert [line["limit"] for line in lines] == [0.55, 0, 0.55, 0]
-    text = quantized.page(result | {"must_hold": lines, "commit": "abc"}, "quantized.json")
+    text = quantized.page(
+        result | {"must_hold": lines, "commit": "abc", "device": "none", "torch": "2"}, "quantized.json"
+    )
     assert text.count("| int8 |") == 2
 
 
@@ -118,4 +123,26 @@ def test_a_calibration_is_compared_with_bisection(no_gpu, monkeypatch):
     assert {line["ran"] for line in result["tries"]} == {True, False}
     lines = calibrate.must_hold(result)
     assert all(line["holds"] for line in lines), lines
-    assert "of residents are recommended" in calibrate.page(result | {"must_hold": lines, "commit": "abc"}, "x.json")
+    assert "of residents are recommended" in calibrate.page(
+        result | {"must_hold": lines, "commit": "abc", "device": "none", "torch": "2"}, "x.json"
+    )
+
+
+def test_a_bench_of_one_process_from_its_command_line(no_gpu, monkeypatch, tmp_path, capsys):
+    total = dit.weight_bytes(dit.build(6))
+    out, page = tmp_path / "deep" / "quantized.json", tmp_path / "page.md"
+    command = ["quantized.py", "--blocks", "6", "--budget", str(total // 3), "--seqs", "4", "--steps", "2"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", [*command, "--out", str(out)])
+    assert quantized.main() == 3 and not out.exists()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
+    monkeypatch.setattr(quantized, "STEP_LIMIT", 0.0)
+    assert quantized.main() == 0
+    result = json.loads(out.read_text())
+    assert result["bench"] == "quantized" and [line["holds"] for line in result["must_hold"]] == [False, True]
+    assert "limit 0.0, missed" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*command, "--out", str(out), "--check"])
+    assert quantized.main() == 1
+    monkeypatch.setattr("sys.argv", ["quantized.py", "--page", str(out), "--out", str(page)])
+    assert quantized.main() == 0 and page.read_text() == quantized.page(json.loads(out.read_text()), out.name)
