@@ -395,6 +395,10 @@ class Offloader:
 
         None if no step of this plan and order was measured.
         """
+    def budget(self) -> int | None:
+        """The device memory that the weights may take, in bytes; None is without limit."""
+    def set_budget(self, budget: int | str | None) -> None:
+        """Changes it, between steps. Nothing changes if it is refused; what a failing driver leaves, the next step completes."""
     def hold(self, tensors: list[int], stream: int) -> Hold:
         """Makes tensors present until the hold is released, whatever the budget's plan says about their turn."""
     def is_here(self) -> bool:

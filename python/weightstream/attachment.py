@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import nn
@@ -123,6 +123,34 @@ class Attachment:
             self._leaving = True
         finally:
             runtime.closing = self._leaving
+
+    @property
+    def budget(self) -> Optional[int]:
+        """The device memory that the weights may take, in bytes."""
+        return None if self._leaving else self._runtime.offloader.budget()
+
+    def set_budget(self, budget: Union[int, str, None]) -> None:
+        """Changes it, in the spellings of `attach`, between the model's forwards. Blocks until the model's work has run.
+
+        Addresses and bits stay. A higher budget copies what becomes resident, a lower one copies nothing. None counts what the
+        model has on the device as free. BudgetError below the model's minimum, which it names, and StateError in a
+        forward or `with resident(...)`: nothing was changed. After a DeviceError a higher budget is as if it had not been
+        asked for, and a lower one is made true by the next forward.
+        """
+        runtime = self._runtime
+        runtime.check_process("set_budget")
+        with self._lock:
+            if self._leaving:
+                raise StateError("the model is detached; it takes no device memory")
+            runtime.check_idle("set_budget")
+            if runtime.group is not None:
+                runtime.target.synchronize()  # what is resident of those that leave may be in use on any stream
+            try:
+                runtime.offloader.set_budget(budget)
+            finally:
+                if runtime.group is not None:
+                    runtime.group.settle()
+                self._steps.adapt()
 
     def stats(self) -> dict[str, Any]:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""

@@ -84,6 +84,12 @@ class Group:
         finally:
             self.refresh()
 
+    def settle(self) -> None:
+        """A budget has changed: who is here may have, too."""
+        if self.running is not None and not self.running.offloader.is_here():
+            self.running = None
+        self.refresh()
+
     def refresh(self) -> None:
         """Puts doors on the models that are away, and takes them off those that are here."""
         for runtime in self._alive():

@@ -24,7 +24,7 @@ from .towers import has_forward
 from .uncompiled import uncompiled
 from .wrap import Forward, Guarded, wrap_unit
 
-__all__ = ["Net"]
+__all__ = ["Net", "streaming_units"]
 
 
 class Net:
@@ -59,7 +59,7 @@ class Net:
 
         Turns of the units in `guarded` take the wrappers off while they run: the lists there are filled.
         """
-        streaming = _streaming(runtime)
+        streaming = streaming_units(runtime)
         for name, module, needs in self._owners:
             units = {runtime.unit_of.get(index) for index in needs}.intersection(streaming)
             if id(module) in taken or not units:
@@ -74,7 +74,7 @@ class Net:
                 guarded[next(iter(units))].append((module.__dict__, inner))
 
 
-def _streaming(runtime: Runtime) -> set[int]:
+def streaming_units(runtime: Runtime) -> set[int]:
     """The units of which not everything is always there."""
     engine = json.loads(runtime.offloader.report())["engine"]
     if engine["replan_pending"]:  # what is reported is the plan before it

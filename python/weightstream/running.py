@@ -179,7 +179,7 @@ class Runtime:
             with suppress(WeightstreamError):
                 self.offloader.close()
 
-    def check_idle(self) -> None:
+    def check_idle(self, call: str = "detach") -> None:
         """Raises StateError while any thread is in a forward of this model, or computes with what it holds.
 
         With `closing` set before, no forward begins behind this look.
@@ -189,9 +189,9 @@ class Runtime:
             if self.runs_in(thread):
                 who = "the model" if thread == here else "another thread"
                 what = "is running" if thread == here else "runs the model"
-                raise StateError(f"detach was called while {who} {what}; let its forward end first")
+                raise StateError(f"{call} was called while {who} {what}; let its forward end first")
             if thread != here and thread in self.holders:
-                raise StateError("detach was called while another thread is in `with attachment.resident(...)`")
+                raise StateError(f"{call} was called while another thread is in `with attachment.resident(...)`")
         if self.open:
             self.recover()
 

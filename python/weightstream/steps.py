@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,7 @@ from .compiled import COMPILES, check_compiled, compiling, holds_compiled, refus
 from .division import Division
 from .errors import DeviceError, ModelError, StateError, WeightstreamError
 from .evidence import Evidence
-from .net import Net
+from .net import Net, streaming_units
 from .overrides import Overrides
 from .ownership import Block, Ownership
 from .pacing import Pacing
@@ -78,6 +79,12 @@ class ModelSteps:
         check_compiled(model)
         self._compiled = holds_compiled(model) is not None
         """Whether anything of the model has been seen to be compiled: its blocks then stay whole, a graph each."""
+        self._ways: list[tuple[Division, float]] = []
+        """The ways to cut the blocks that were weighed, each with how much dearer its turns are."""
+        self._wrap: Callable[[], None] = self._wrap_whole
+        """Wraps the units as they are, once what is wrapped was taken off."""
+        self._streams: set[int] = set()
+        """The units that streamed when they were wrapped."""
         self._settled = False
         """Whether the wrapped forwards are those of the engine's units: not while either changes, or was cut short."""
         self._wrap_whole()
@@ -110,6 +117,17 @@ class ModelSteps:
             self._wrap_whole()
         elif self._pacing is not None and not self._runtime.held and self._pacing.is_known():
             self._plan_again(self._pacing)
+
+    def adapt(self) -> None:
+        """The budget has changed: other units may stream, and other cuts may pay, which the next steps see to."""
+        if not self._settled:
+            return  # the next step starts over
+        if streaming_units(self._runtime) != self._streams:
+            self._settled = False
+            self.restore()
+            self._wrap()
+        if self._evidence is not None and self._ways and not self.everywhere:
+            self._pacing = Pacing(self._runtime.offloader, self._ways)
 
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the root's call, watched if there is no evidence yet."""
@@ -165,6 +183,7 @@ class ModelSteps:
             (Division.of(coarse, self._blocks, numbers), 1.0),
             (Division.of(fine, self._blocks, numbers), _WORTH_MORE_TURNS),
         ]
+        self._ways = ways
         self._use(min(ways, key=lambda way: self._cost(way[0]) * way[1])[0])
         if not self.everywhere:
             self._pacing = Pacing(self._runtime.offloader, ways)
@@ -202,6 +221,7 @@ class ModelSteps:
 
     def _wrap_whole(self) -> None:
         """Makes each block one unit, numbered as the blocks are."""
+        self._wrap = self._wrap_whole
         self.segments = {}
         self._inner = {block.index: block.module.forward for block in self._blocks}
         for block in self._blocks:
@@ -215,11 +235,11 @@ class ModelSteps:
             self._runtime.unit_of.update(dict.fromkeys(block.tensors, unit))
             forward = wrap_unit(self._runtime, unit, block.name, self._inner[block.index], guarded[unit])
             self._overrides.set(block.module, "forward", forward)
-        self._net.spread(self._runtime, self._overrides, guarded, ())
-        self._settled = True
+        self._spread(guarded, ())
 
     def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
         """Makes each block's segments its units, numbered block by block."""
+        self._wrap = lambda: self._wrap_segments(segments, first)
         self.restore()
         names = {id(module): name for name, module in self._model.named_modules()}
         guarded: dict[int, Guarded] = {}
@@ -246,7 +266,12 @@ class ModelSteps:
                     forward = turn.wrap_anchor(unit + number, calls, name, anchor.forward, off)
                     self._overrides.set(anchor, "forward", forward)
                     anchors.add(id(anchor))
+        self._spread(guarded, anchors)
+
+    def _spread(self, guarded: dict[int, Guarded], anchors: Collection[int]) -> None:
+        """Puts the net below the turns, which are complete with it."""
         self._net.spread(self._runtime, self._overrides, guarded, anchors)
+        self._streams = streaming_units(self._runtime)
         self._settled = True
 
     def _note(self, text: str) -> None:

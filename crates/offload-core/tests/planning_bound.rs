@@ -93,6 +93,7 @@ proptest! {
             look_ahead: None,
             compute: Some(compute),
             link_bytes_per_second: rate,
+            within: None,
         };
         let chosen = SegmentedPlan::new(&layout, &finest, &request).unwrap();
         let compute = chosen.units.units.iter().map(seconds).collect();

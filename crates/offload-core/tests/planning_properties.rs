@@ -95,7 +95,13 @@ impl Case {
             .compute
             .as_ref()
             .map(|times| (0..units.order.len()).map(|visit| times[visit % 64]).collect());
-        PlanRequest { budget, look_ahead: self.look_ahead, compute, link_bytes_per_second: 20e9 }
+        PlanRequest {
+            budget,
+            look_ahead: self.look_ahead,
+            compute,
+            link_bytes_per_second: 20e9,
+            within: None,
+        }
     }
 }
 
@@ -238,5 +244,16 @@ proptest! {
         prop_assert!(request.look_ahead.is_none_or(|asked| plan.look_ahead <= asked));
         let resident = plan.notes.contains(&PlanNote::EverythingResident);
         prop_assert_eq!(resident, plan.ring_granules == 0 && layout.granules() > layout.base_granules());
+        // Of a smaller budget, nothing is resident that was not before.
+        let lower = Bytes(minimum + (budget.0.saturating_sub(minimum) / 3));
+        let within = Some(plan.backing.clone());
+        prop_assert!(Plan::check_budget(&layout, &units, Bytes(minimum)).is_ok());
+        prop_assert!(minimum == 0 || Plan::check_budget(&layout, &units, Bytes(minimum - 1)).is_err());
+        let smaller = Plan::new(&layout, &units, &PlanRequest { budget: Some(lower), within, ..request }).unwrap();
+        check_conflicts(&smaller, &check_line(&smaller, &layout, &units));
+        check_budget(&smaller, lower);
+        let pairs = smaller.backing.iter().zip(&plan.backing);
+        prop_assert_eq!(pairs.filter(|(new, old)| **new == Backing::Own && **old != Backing::Own).count(), 0);
+        prop_assert_eq!(plan.described_units(), units);
     }
 }

@@ -173,6 +173,16 @@ impl Offloader {
         Ok(gain.map(|gain| (gain.now, gain.then, gain.switch)))
     }
 
+    /// `None` is without limit.
+    fn budget(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.inner.with(py, false, |facade| Ok(facade.budget().map(|bytes| bytes.0)))
+    }
+
+    fn set_budget(&self, py: Python<'_>, budget: &Bound<'_, PyAny>) -> PyResult<()> {
+        let budget = crate::device::budget(budget)?;
+        self.inner.with(py, true, |facade| facade.set_budget(budget))
+    }
+
     fn hold(&self, py: Python<'_>, tensors: Vec<u32>, stream: u64) -> PyResult<Hold> {
         let tensors: Vec<TensorId> = tensors.into_iter().map(TensorId).collect();
         let units = self.inner.with(py, true, |facade| facade.hold(&tensors, StreamHandle(stream)))?;

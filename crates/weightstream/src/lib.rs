@@ -7,6 +7,7 @@ mod error;
 mod offloader;
 mod pace;
 mod planned;
+mod rebudget;
 mod report;
 mod request;
 mod share;
@@ -26,8 +27,8 @@ pub use gpu_driver::{
     StreamHandle,
 };
 pub use offload_core::{
-    BlockId, Company, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError, PlanNote,
-    StagingStats, TensorId, UnitId, UnitPlan,
+    Backing, BlockId, Company, EngineError, EngineOptions, EngineReport, EngineStats, Plan, PlanError,
+    PlanNote, StagingStats, TensorId, UnitId, UnitPlan,
 };
 pub use pinned_pool::{
     BlockUse, FileBytes, HostBytes, HostError, HostLevel, KeepAlive, Levels, Pinning, Placed, ReserveBlock,

@@ -36,7 +36,7 @@ pub struct Offloader {
     pub(crate) engine: Arc<Engine>,
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) model: ModelDesc,
-    pub(crate) request: Request,
+    pub(crate) request: Mutex<Request>,
     pub(crate) store: Arc<StoreSource>,
     pub(crate) names: Vec<String>,
     /// What was measured of the plan in place or one before it.
@@ -194,7 +194,7 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
-        let chosen = self.request.plan_segments(self.engine.layout(), &finest, self.pace().as_ref())?;
+        let chosen = self.request().plan_segments(self.engine.layout(), &finest, self.pace().as_ref())?;
         let holds = |part: &UnitDesc, unit: &UnitDesc| {
             unit.block == part.block && unit.span.start <= part.span.start && part.span.end <= unit.span.end
         };
@@ -215,7 +215,7 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<f64> {
         let finest = self.finest(cuts, order)?;
-        Ok(self.request.plan_segments(self.engine.layout(), &finest, self.pace().as_ref())?.step_seconds)
+        Ok(self.request().plan_segments(self.engine.layout(), &finest, self.pace().as_ref())?.step_seconds)
     }
 
     /// Measures the next step that begins: what each of its visits computes. Costs two events a visit, in that step.
@@ -247,7 +247,7 @@ impl Offloader {
     ) -> Result<Option<Gain>> {
         let (finest, pace) = (self.finest(cuts, order)?, self.pace());
         let Some(pace) = pace.filter(|pace| pace.compute_of(&finest).is_some()) else { return Ok(None) };
-        let then = self.request.plan_segments(self.engine.layout(), &finest, Some(&pace))?;
+        let then = self.request().plan_segments(self.engine.layout(), &finest, Some(&pace))?;
         pace.gain(&self.engine.plan(), &then).map(Some)
     }
 
@@ -265,7 +265,11 @@ impl Offloader {
         step_report(&self.engine.plan(), &self.engine.take_step_trace()?)
     }
 
-    fn pace(&self) -> Option<Pace> {
+    pub(crate) fn request(&self) -> Request {
+        *self.request.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn pace(&self) -> Option<Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -279,7 +283,7 @@ impl Offloader {
         order: Option<Vec<UnitId>>,
     ) -> Result<Vec<UnitId>> {
         let finest = self.finest(cuts, order)?;
-        let plan = self.request.plan(self.engine.layout(), &finest)?;
+        let plan = self.request().plan(self.engine.layout(), &finest)?;
         self.replan(plan)?;
         Ok((0..finest.units.len() as u32).map(UnitId).collect())
     }
@@ -381,7 +385,7 @@ impl Offloader {
         done.map_err(|error| self.renamed(error))
     }
 
-    fn renamed(&self, error: Error) -> Error {
+    pub(crate) fn renamed(&self, error: Error) -> Error {
         match error {
             Error::Engine(error) => self.named(error),
             other => other,

@@ -143,7 +143,7 @@ impl PlannedOffloader {
             engine,
             driver: self.driver,
             model: self.model,
-            request: self.request,
+            request: Mutex::new(self.request),
             store,
             names: self.names,
             pace: Mutex::new(None),
@@ -159,13 +159,18 @@ impl PlannedOffloader {
 
 /// A planned model as those it shares its device with see it.
 fn tenant(name: &str, company: &Company, plan: &Plan, limit: Option<Bytes>, layout: &Layout) -> Tenant {
-    let allowed = limit.map_or(u64::MAX, |limit| limit.0 / plan.granule.0);
-    let most = allowed.min(u64::from(layout.granules())) as u32;
     Tenant {
         name: name.into(),
         own: plan.own_granules,
         ring: plan.ring_granules,
-        most: most.max(plan.own_granules + plan.ring_granules),
+        most: most_pages(plan, limit, layout),
         company: company.clone(),
     }
+}
+
+/// The most pages that a plan within a limit takes.
+pub(crate) fn most_pages(plan: &Plan, limit: Option<Bytes>, layout: &Layout) -> u32 {
+    let allowed = limit.map_or(u64::MAX, |limit| limit.0 / plan.granule.0);
+    let most = allowed.min(u64::from(layout.granules())) as u32;
+    most.max(plan.own_granules + plan.ring_granules)
 }

@@ -19,6 +19,28 @@ impl Request {
         Ok(Plan::new(layout, units, &self.request())?)
     }
 
+    /// Refuses a budget that is too small for whole blocks, which every model may come back to.
+    pub(crate) fn check(self, layout: &Layout) -> Result<()> {
+        match self.limit {
+            Some(limit) => Ok(Plan::check_budget(layout, &Units::whole_blocks(layout), limit)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Plans the units of `now` again. Nothing new becomes resident if that one may take more.
+    pub(crate) fn plan_again(
+        self,
+        layout: &Layout,
+        now: &Plan,
+        pace: Option<&Pace>,
+        lower: bool,
+    ) -> Result<Plan> {
+        let units = now.described_units();
+        let mut request = self.measured(&units, pace);
+        request.within = lower.then(|| now.backing.clone());
+        Ok(Plan::new(layout, &units, &request)?)
+    }
+
     /// Plans the cuts of `finest`, by what was measured if that is of the same order.
     pub(crate) fn plan_segments(
         self,
@@ -26,12 +48,17 @@ impl Request {
         finest: &Units,
         pace: Option<&Pace>,
     ) -> Result<SegmentedPlan> {
+        Ok(SegmentedPlan::new(layout, finest, &self.measured(finest, pace))?)
+    }
+
+    /// The request, by what was measured of these units if anything was.
+    fn measured(self, units: &Units, pace: Option<&Pace>) -> PlanRequest {
         let mut request = self.request();
-        if let Some((pace, compute)) = pace.and_then(|pace| Some((pace, pace.compute_of(finest)?))) {
+        if let Some((pace, compute)) = pace.and_then(|pace| Some((pace, pace.compute_of(units)?))) {
             request.compute = Some(compute);
             request.link_bytes_per_second = pace.link_bytes_per_second;
         }
-        Ok(SegmentedPlan::new(layout, finest, &request)?)
+        request
     }
 
     fn request(self) -> PlanRequest {

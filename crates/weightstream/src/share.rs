@@ -13,11 +13,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu_driver::{Bytes, Driver, StreamHandle};
-use offload_core::{Engine, EngineDesc, EngineError, Plan, SharedPages, Tenancy, Tenant, TenantId};
+use offload_core::{
+    Crowded, Engine, EngineDesc, EngineError, Layout, Plan, SharedPages, Tenancy, Tenant, TenantId,
+};
 use serde::Serialize;
 use vmm_alloc::PagePool;
 
 use crate::error::{Error, Result};
+use crate::planned::most_pages;
 
 /// The largest pages of a shared device: 22 of 32 MiB are opened in 0.8 ms, 350 of 2 MiB in 14, and a switch opens all it takes.
 const LARGEST: u64 = 32 << 20;
@@ -137,19 +140,9 @@ impl Share {
             return Ok(());
         }
         let pages = &self.inner.pages;
-        let busy: Vec<TenantId> = state
-            .tenancy
-            .here()
-            .filter(|&other| other != id && state.engine(other).is_some_and(|engine| engine.is_busy()))
-            .collect();
-        let switch =
-            state.tenancy.switch(id, pages.ring_pages(), &busy).map_err(|crowded| Error::Crowded {
-                model: state.name(id),
-                needed: self.bytes(crowded.needed),
-                staying: crowded.staying.join(", "),
-                taken: self.bytes(crowded.taken),
-                limit: self.bytes(crowded.limit),
-            })?;
+        let busy = state.busy(id);
+        let switch = state.tenancy.switch(id, pages.ring_pages(), &busy);
+        let switch = switch.map_err(|crowded| self.crowded(state, id, crowded))?;
         let streams = state.tenancy.tenant(id).is_some_and(|tenant| tenant.ring > 0);
         let before = state.ring_user.filter(|&user| streams && user != id);
         let in_the_way = |other: &&TenantId| switch.leave.contains(other) || before == Some(**other);
@@ -170,6 +163,16 @@ impl Share {
                 given.extend(engine.vacate(switch.ring)?);
             }
             state.tenancy.left(other);
+        }
+        // A lower budget that a failure left to the next step must not take the room of the one that runs now.
+        let unfinished: Vec<TenantId> = state.tenancy.here().filter(|&other| other != id).collect();
+        for other in unfinished {
+            if let Some(engine) =
+                state.engine(other).filter(|engine| engine.is_pending() && !engine.is_busy())
+            {
+                given.extend(engine.vacate(switch.ring)?);
+                state.tenancy.left(other);
+            }
         }
         given.extend(self.trim(state, switch.ring)?);
         if streams {
@@ -217,11 +220,27 @@ impl Share {
     fn bytes(&self, pages: u32) -> Bytes {
         Bytes(u64::from(pages) * self.granule().0)
     }
+
+    fn crowded(&self, state: &State, id: TenantId, crowded: Crowded) -> Error {
+        Error::Crowded {
+            model: state.name(id),
+            needed: self.bytes(crowded.needed),
+            staying: crowded.staying.join(", "),
+            taken: self.bytes(crowded.taken),
+            limit: self.bytes(crowded.limit),
+        }
+    }
 }
 
 impl State {
     fn engine(&self, id: TenantId) -> Option<Arc<Engine>> {
         self.engines.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// The other models that cannot leave now.
+    fn busy(&self, id: TenantId) -> Vec<TenantId> {
+        let is_busy = |other: &TenantId| self.engine(*other).is_some_and(|engine| engine.is_busy());
+        self.tenancy.here().filter(|other| *other != id && is_busy(other)).collect()
     }
 
     fn name(&self, id: TenantId) -> String {
@@ -245,34 +264,92 @@ impl Place {
     pub(crate) fn replan(&self, plan: Plan) -> Result<()> {
         let mut state = self.share.lock();
         let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        self.put(&mut state, &engine, plan, None)
+    }
+
+    /// The most pages that a plan within a limit takes.
+    pub(crate) fn most_of(&self, plan: &Plan, limit: Option<Bytes>, layout: &Layout) -> u32 {
+        most_pages(plan, limit, layout)
+    }
+
+    /// The bytes of so many pages.
+    pub(crate) fn bytes(&self, pages: u32) -> Bytes {
+        self.share.bytes(pages)
+    }
+
+    /// The model may take `most` pages from now on, and takes them by this plan. Others leave if they have to, or it does.
+    pub(crate) fn rebudget(&self, plan: Plan, most: u32) -> Result<()> {
+        let mut state = self.share.lock();
+        let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        engine.check_between("another budget")?;
+        let busy = state.busy(self.id);
+        let room = state.tenancy.make_room(self.id, most, &busy);
+        let leave = room.map_err(|crowded| self.share.crowded(&state, self.id, crowded))?;
+        if engine.is_here()
+            && plan.ring_granules > 0
+            && let Some(&user) = busy.iter().find(|user| state.ring_user == Some(**user))
+        {
+            // It needs the ring while its plan is replaced.
+            return Err(Error::Busy { model: state.name(self.id), other: state.name(user) });
+        }
+        for other in leave {
+            if state.last == Some(other) {
+                state.last = None;
+            }
+            if let Some(engine) = state.engine(other) {
+                drop(engine.vacate(self.share.inner.pages.ring_pages())?);
+            }
+            state.tenancy.left(other);
+        }
+        let done = self.put(&mut state, &engine, plan, Some(most));
+        // What a lower budget leaves over goes now, what a higher one did not get is not allowed any more.
+        if let Err(error) = self.share.settle(&state) {
+            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
+        }
+        done
+    }
+
+    /// Puts another plan in place, and the `most` it is made for if that changes.
+    fn put(&self, state: &mut State, engine: &Engine, plan: Plan, most: Option<u32>) -> Result<()> {
         let Some(before) = state.tenancy.tenant(self.id).cloned() else {
             return Err(EngineError::Closed.into());
         };
         if engine.is_here() && !engine.is_busy() {
             // While pages change their purpose none may be kept for models that are away.
             let floor = state.tenancy.ring_needed(Some(self.id));
-            self.share.trim(&state, floor.max(before.ring))?;
+            self.share.trim(state, floor.max(before.ring))?;
             for other in state.tenancy.away().filter_map(|id| state.engine(id)) {
                 other.vacate(floor.max(plan.ring_granules.min(before.ring)))?;
             }
             self.share.inner.pages.set_floor(floor);
             if plan.ring_granules > 0 {
                 // What the ring holds of another model may be overwritten.
-                Share::take_ring(&mut state, self.id)?;
+                Share::take_ring(state, self.id)?;
             }
         }
-        state.tenancy.replan(self.id, plan.own_granules, plan.ring_granules);
-        let done = engine.replan(plan);
-        if let Err(
-            EngineError::InStep { .. }
-            | EngineError::Held { .. }
-            | EngineError::OtherThread
-            | EngineError::ForeignPlan { .. }
-            | EngineError::PageLimit { .. }
-            | EngineError::Closed,
-        ) = done
-        {
-            state.tenancy.replan(self.id, before.own, before.ring); // Refused: the plan is the one before.
+        let (own, ring, allowed) = (plan.own_granules, plan.ring_granules, state.tenancy.most());
+        state.tenancy.rebudget(self.id, own, ring, most.unwrap_or(before.most));
+        let done = match most {
+            None => engine.replan(plan),
+            Some(most) => {
+                // Until a smaller plan is in place, the pages of the one before are held.
+                self.share.pool().set_limit(self.share.bytes(allowed.max(state.tenancy.most())));
+                engine.rebudget(plan, self.share.bytes(most))
+            }
+        };
+        let refused = matches!(
+            done,
+            Err(EngineError::InStep { .. }
+                | EngineError::Held { .. }
+                | EngineError::OtherThread
+                | EngineError::ForeignPlan { .. }
+                | EngineError::PageLimit { .. }
+                | EngineError::Closed)
+        );
+        let is_promised = most.is_none_or(|most| engine.coming_limit() == self.share.bytes(most));
+        if refused || !is_promised {
+            // The plan is the one before, or will be.
+            state.tenancy.rebudget(self.id, before.own, before.ring, before.most);
         }
         Ok(done?)
     }

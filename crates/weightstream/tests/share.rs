@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gpu_driver::{CopyOrder, Faulty, HostDriver, HostOptions, Verb};
 use pinned_pool::{Levels, StoreOptions};
 use streaming::{Attached, attach_with, model_of};
-use weightstream::{Bytes, Company, Driver, Error, Share, UnitId};
+use weightstream::{Budget, Bytes, Company, Driver, Error, Share, UnitId};
 
 mod streaming;
 
@@ -265,7 +265,7 @@ impl Draw {
 #[test]
 fn random_models_in_random_turns_read_their_own_bytes_within_their_budgets() {
     let names = ["a", "b", "c", "d"];
-    let mut switches = 0;
+    let (mut switches, mut rebudgeted) = (0, 0);
     for seed in 0..60 {
         let mut draw = Draw(seed);
         let order = draw.pick(&[CopyOrder::Eager, CopyOrder::Lazy, CopyOrder::Random]);
@@ -290,7 +290,17 @@ fn random_models_in_random_turns_read_their_own_bytes_within_their_budgets() {
             let place = draw.below(models.len() as u64) as usize;
             match draw.below(8) {
                 0 => models[place].offloader.vacate().unwrap(),
-                1 => models[place].segment(),
+                1 if draw.below(2) == 0 => models[place].segment(),
+                1 => {
+                    let bytes = model_of(UNIT, 1).bytes() * (40 + draw.below(120)) / 100;
+                    match models[place].offloader.set_budget(Budget::Bytes(Bytes(bytes))) {
+                        Err(Error::Crowded { .. }) => {}
+                        set => {
+                            set.unwrap();
+                            rebudgeted += 1;
+                        }
+                    }
+                }
                 2 if models.len() > 2 => {
                     let model = models.remove(place);
                     model.offloader.close(model.compute.handle()).unwrap();
@@ -317,5 +327,5 @@ fn random_models_in_random_turns_read_their_own_bytes_within_their_budgets() {
         switches += models.iter().map(|model| model.offloader.stats().arrivals).sum::<u64>();
         setting.finish(models);
     }
-    assert!(switches > 200, "{switches}");
+    assert!(switches > 200 && rebudgeted > 20, "{switches}, {rebudgeted}");
 }

@@ -40,12 +40,25 @@ pub(super) struct Memory {
     filled: Vec<bool>,
     /// Whether a call failed since access was last set as a whole.
     unsure: bool,
+    /// A mistake made on purpose: pages that are not needed any more are kept.
+    #[cfg(test)]
+    pub(super) keeps_spare: bool,
 }
 
 impl Memory {
     pub(super) fn new(space: Arc<AddressSpace>, pool: PagePool, shared: Option<Arc<SharedPages>>) -> Self {
         let filled = vec![false; space.granules() as usize];
-        Self { space, pool, shared, ring: Vec::new(), spare: Vec::new(), filled, unsure: false }
+        Self {
+            space,
+            pool,
+            shared,
+            ring: Vec::new(),
+            spare: Vec::new(),
+            filled,
+            unsure: false,
+            #[cfg(test)]
+            keeps_spare: false,
+        }
     }
 
     /// Maps what `plan` wants. The device is idle on everything that is mapped now.
@@ -72,7 +85,13 @@ impl Memory {
             // A failure may have left granules mapped but shut.
             self.space.set_access(0, self.space.granules(), Access::ReadWrite)?;
         }
-        self.spare.clear();
+        #[cfg(test)]
+        let gives_back = !self.keeps_spare;
+        #[cfg(not(test))]
+        let gives_back = true;
+        if gives_back {
+            self.spare.clear();
+        }
         self.unsure = false;
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! unit waits until its bytes have been read, if they are not page-locked (`staging.rs`). An error leaves an engine whose
 //! next step is right.
 
+mod budget;
 mod core;
 mod device;
 mod error;

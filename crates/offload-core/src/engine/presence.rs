@@ -31,6 +31,12 @@ impl Engine {
         !state.closed && (state.step.is_some() || state.held > 0)
     }
 
+    /// Whether a plan waits to be put in place by the next step: a failure left it, or the model is away.
+    pub fn is_pending(&self) -> bool {
+        let state = self.lock();
+        state.pending.is_some() && !state.closed
+    }
+
     /// Brings the model to the device: maps its plan, with the `given` pages first, and uploads what is resident and not
     /// there. Does nothing if it is here. Blocks until that is done.
     ///

@@ -49,6 +49,8 @@ pub(super) struct State {
     pub(super) most: Option<Bytes>,
     /// A plan to be put in place before anything runs.
     pub(super) pending: Option<Arc<Plan>>,
+    /// The page limit that counts once the pending plan is in place, if that is lower than the one before.
+    pub(super) limit_after: Option<Bytes>,
     /// Whether a call failed, so that presence is not known.
     pub(super) failed: bool,
     pub(super) closed: bool,
@@ -93,6 +95,7 @@ impl State {
             starts,
             stats: EngineStats::default(),
             most: None,
+            limit_after: None,
             failed: false,
             closed: false,
             away: memory_is_shared,
@@ -208,6 +211,14 @@ impl State {
         self.most.unwrap_or_else(|| self.memory.pool.report().limit)
     }
 
+    /// Changes what [`page_limit`](Self::page_limit) gives.
+    pub(super) fn set_page_limit(&mut self, limit: Bytes) {
+        match &mut self.most {
+            Some(most) => *most = limit,
+            None => self.memory.pool.set_limit(limit),
+        }
+    }
+
     /// The call is for the thread whose step this is.
     pub(super) fn check_thread(&self) -> Result<()> {
         if self.closed {
@@ -303,6 +314,7 @@ impl State {
     #[cfg(test)]
     pub(super) fn set_mutant(&mut self, mutant: Option<super::tests::Mutant>) {
         self.mutant = mutant;
+        self.memory.keeps_spare = mutant == Some(super::tests::Mutant::KeepPages);
         self.device.forgets_reads = mutant == Some(super::tests::Mutant::DropWaitSubmitted);
     }
 

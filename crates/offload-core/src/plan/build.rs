@@ -35,7 +35,13 @@ pub(super) fn build(layout: &Layout, units: &Units, request: &PlanRequest) -> Re
         return Ok(finish(&ground, units, &placement, 0, notes));
     }
     let pace = pace(layout, units, request);
-    let (ground, candidate, sequence) = choose(ground, layout, units, &pace, pages)?;
+    // What a smaller budget must not make resident may leave no ring that fits: then it counts for nothing.
+    let within = request.within.as_deref().filter(|within| within.len() == layout.granules() as usize);
+    let kept = within.and_then(|within| choose(layout, units, &pace, pages, Some(within)));
+    let chosen = kept.or_else(|| choose(layout, units, &pace, pages, None));
+    let (ground, candidate, sequence) = chosen.ok_or_else(|| PlanError::Inconsistent {
+        what: format!("no ring fits in {pages} granules, although the largest unit does"),
+    })?;
     let placement = Placement::new(&ground, &candidate.heads, candidate.ring, candidate.turns);
     let look_ahead = request.look_ahead.unwrap_or(u32::MAX);
     let (reach, blocked) = Pattern::new(&ground, &placement, &units.order, look_ahead).reach();
@@ -70,6 +76,13 @@ pub(super) fn check_request(units: &Units, request: &PlanRequest) -> Result<(), 
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses a budget that holds no plan of the units; [`Plan::check_budget`] documents it.
+pub(super) fn check_budget(layout: &Layout, units: &Units, budget: Bytes) -> Result<(), PlanError> {
+    units.check(layout)?;
+    let request = PlanRequest { budget: Some(budget), ..PlanRequest::default() };
+    pages(&Ground::new(layout, units, Sequence::Visits), units, &request).map(|_| ())
 }
 
 /// How many granules the budget leaves for the line beside the base, at most all of it.
@@ -117,31 +130,34 @@ fn pace(layout: &Layout, units: &Units, request: &PlanRequest) -> Pace {
     Pace { cases, link_bytes_per_second: request.link_bytes_per_second, look_ahead }
 }
 
-/// The best placement in the step's own sequence, or in address order if that is better or the only one that fits.
+/// The best placement in the step's own sequence, or in address order if that is better or the only one that fits. Nothing is
+/// resident that is not `within`, if that is given. `None` if no ring fits.
 fn choose(
-    ground: Ground,
     layout: &Layout,
     units: &Units,
     pace: &Pace,
     pages: u32,
-) -> Result<(Ground, Candidate, Sequence), PlanError> {
+    within: Option<&[Backing]>,
+) -> Option<(Ground, Candidate, Sequence)> {
+    let ground = |sequence| {
+        let ground = Ground::new(layout, units, sequence);
+        within.map_or(ground.clone(), |within| ground.within(within))
+    };
     let best = |ground: &Ground| {
         let weights = weights(ground, units, pace);
         Search::new(ground, &units.order, pace, &weights, pages).best()
     };
-    let by_visits = best(&ground);
-    if ground.forced() > 0 || by_visits.is_none() {
-        let other = Ground::new(layout, units, Sequence::Address);
+    let visits = ground(Sequence::Visits);
+    let by_visits = best(&visits);
+    if visits.forced() > 0 || by_visits.is_none() {
+        let other = ground(Sequence::Address);
         if let Some(by_address) = best(&other)
             && by_visits.as_ref().is_none_or(|by_visits| by_address.seconds < by_visits.seconds)
         {
-            return Ok((other, by_address, Sequence::Address));
+            return Some((other, by_address, Sequence::Address));
         }
     }
-    let candidate = by_visits.ok_or_else(|| PlanError::Inconsistent {
-        what: format!("no ring fits in {pages} granules, although the largest unit does"),
-    })?;
-    Ok((ground, candidate, Sequence::Visits))
+    by_visits.map(|candidate| (visits, candidate, Sequence::Visits))
 }
 
 /// The ways to spread resident granules that are worth trying.

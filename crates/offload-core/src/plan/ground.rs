@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::Backing;
 use crate::layout::Layout;
 use crate::model::UnitId;
 use crate::units::Units;
@@ -16,6 +17,8 @@ pub(super) struct GroundUnit {
     pub(super) first: u32,
     /// How many granules its head can take. A granule that several units share belongs to the last of them.
     pub(super) capacity: u32,
+    /// How many it may take: fewer where nothing new is to become resident.
+    pub(super) most: u32,
     /// How many it must take, because its first granule is shared with a unit that does not precede it in the sequence.
     pub(super) forced: u32,
 }
@@ -70,10 +73,25 @@ impl Ground {
             let end =
                 if tower_ends { unit.span.end.div_ceil(granule) } else { unit.span.end / granule } as u32;
             let capacity = if unit.span.is_empty() { 0 } else { end.saturating_sub(first) };
-            ground.units.push(GroundUnit { span: unit.span.clone(), first, capacity, forced: 0 });
+            ground.units.push(GroundUnit {
+                span: unit.span.clone(),
+                first,
+                capacity,
+                most: capacity,
+                forced: 0,
+            });
         }
         ground.force_boundaries();
         ground
+    }
+
+    /// The same, where heads take only what is resident in `backing`.
+    pub(super) fn within(mut self, backing: &[Backing]) -> Self {
+        for unit in &mut self.units {
+            let head = &backing[unit.first as usize..][..unit.capacity as usize];
+            unit.most = head.iter().take_while(|backing| **backing == Backing::Own).count() as u32;
+        }
+        self
     }
 
     /// Granules outside the base region.

@@ -33,7 +33,7 @@ pub use segments::SegmentedPlan;
 use crate::layout::Layout;
 use crate::model::{BlockId, UnitId};
 use crate::unit_set::UnitSet;
-use crate::units::Units;
+use crate::units::{UnitDesc, Units};
 
 /// What lies behind a granule of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,12 +85,15 @@ pub struct PlanRequest {
     pub compute: Option<Vec<f64>>,
     /// The rate of copies from pinned host memory.
     pub link_bytes_per_second: f64,
+    /// The backing of a plan of the same layout, outside of which nothing becomes resident where the budget allows that:
+    /// what replaces that plan is then made without copying a resident byte. A plan for a smaller budget asks for it.
+    pub within: Option<Vec<Backing>>,
 }
 
 /// Everything resident, over a link of 25 GB/s, the middle of what `PCIe` 4 and 5 give.
 impl Default for PlanRequest {
     fn default() -> Self {
-        Self { budget: None, look_ahead: None, compute: None, link_bytes_per_second: 25e9 }
+        Self { budget: None, look_ahead: None, compute: None, link_bytes_per_second: 25e9, within: None }
     }
 }
 
@@ -160,6 +163,24 @@ impl Plan {
             plan.check(layout)?;
         }
         Ok(plan)
+    }
+
+    /// Refuses a budget in which no plan of these units fits.
+    ///
+    /// # Errors
+    /// [`PlanError::BudgetTooSmall`], which names the smallest that works.
+    pub fn check_budget(layout: &Layout, units: &Units, budget: Bytes) -> Result<(), PlanError> {
+        build::check_budget(layout, units, budget)
+    }
+
+    /// The units this plan is of, in the order it expects.
+    pub fn described_units(&self) -> Units {
+        let unit = |unit: &UnitPlan| UnitDesc {
+            block: unit.block,
+            span: unit.span.clone(),
+            name: unit.name.clone(),
+        };
+        Units { units: self.units.iter().map(unit).collect(), order: self.order.clone() }
     }
 
     /// The physical memory of this plan: pages of their own and the ring.

@@ -31,9 +31,9 @@ pub(super) struct Spread<'a> {
 /// most `cap` bytes to stream.
 pub(super) fn heads(ground: &Ground, spread: &Spread) -> Option<Vec<u32>> {
     let least = least_heads(ground, spread.cap);
-    let fits = ground.units.iter().zip(&least).all(|(unit, &least)| least <= unit.capacity);
+    let fits = ground.units.iter().zip(&least).all(|(unit, &least)| least <= unit.most);
     let fewest: u64 = least.iter().map(|&head| u64::from(head)).sum();
-    let most: u64 = ground.units.iter().map(|unit| u64::from(unit.capacity)).sum();
+    let most: u64 = ground.units.iter().map(|unit| u64::from(unit.most)).sum();
     if !fits || fewest > u64::from(spread.own) || most < u64::from(spread.own) {
         return None;
     }
@@ -50,11 +50,11 @@ pub(super) fn heads(ground: &Ground, spread: &Spread) -> Option<Vec<u32>> {
         let resident = whole(bytes / granule).saturating_sub(given);
         let copied = due - (bytes - facts.bytes() as f64 - given as f64 * granule);
         let head = if copied < spread.least_copy.min(facts.bytes()) as f64 {
-            u64::from(facts.capacity).min(resident)
+            u64::from(facts.most).min(resident)
         } else {
             whole((bytes - due) / granule).saturating_sub(given)
         };
-        let head = head.clamp(u64::from(least[index]), u64::from(facts.capacity));
+        let head = head.clamp(u64::from(least[index]), u64::from(facts.most));
         given += head;
         heads[index] = head as u32;
     }
@@ -65,7 +65,7 @@ pub(super) fn heads(ground: &Ground, spread: &Spread) -> Option<Vec<u32>> {
 /// The fewest resident granules with which every unit streams at most `cap` bytes; `None` if none are enough.
 pub(super) fn least_own(ground: &Ground, cap: u64) -> Option<u64> {
     let least = least_heads(ground, cap);
-    let fits = ground.units.iter().zip(&least).all(|(unit, &least)| least <= unit.capacity);
+    let fits = ground.units.iter().zip(&least).all(|(unit, &least)| least <= unit.most);
     fits.then(|| least.iter().map(|&head| u64::from(head)).sum())
 }
 
@@ -105,8 +105,8 @@ fn settle(ground: &Ground, least: &[u32], heads: &mut [u32], mut left: i64) {
         let before = left;
         for &unit in &ground.sequence {
             let index = unit.0 as usize;
-            let capacity = ground.units[index].capacity;
-            if left > 0 && heads[index] < capacity {
+            let (capacity, most) = (ground.units[index].capacity, ground.units[index].most);
+            if left > 0 && heads[index] < most {
                 heads[index] += 1;
                 left -= 1;
             } else if left < 0 && heads[index] > least[index] && !(spare_whole && heads[index] == capacity) {

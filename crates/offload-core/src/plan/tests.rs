@@ -78,8 +78,13 @@ fn the_planner_expects_what_the_schedule_does() {
         let line = u64::from(layout.granules()) * layout.granule().0;
         let budget = Some(Bytes(line / 5 + draw.below(line)));
         let look_ahead = Some(draw.below(4) as u32).filter(|&asked| asked < 3);
-        let request =
-            PlanRequest { budget, look_ahead, compute: Some(compute.clone()), link_bytes_per_second: rate };
+        let request = PlanRequest {
+            budget,
+            look_ahead,
+            compute: Some(compute.clone()),
+            link_bytes_per_second: rate,
+            within: None,
+        };
         let Ok(plan) = build::build(&layout, &units, &request) else { continue };
         let workload =
             Workload { compute: compute.clone(), link_bytes_per_second: rate, copy_latency: COPY_LATENCY };

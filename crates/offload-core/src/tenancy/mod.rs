@@ -121,6 +121,42 @@ impl Tenancy {
         }
     }
 
+    /// A model may take another number of pages, and its plan takes these parts of them.
+    pub fn rebudget(&mut self, id: TenantId, own: u32, ring: u32, most: u32) {
+        if let Some(place) = self.place_mut(id) {
+            (place.tenant.own, place.tenant.ring, place.tenant.most) = (own, ring, most);
+        }
+    }
+
+    /// Who has to leave so that `id` may take `most` pages between its steps: models that ran before it did, the longest ago
+    /// first; else itself, where those that ran since leave no room. Nobody if it is not here.
+    ///
+    /// # Errors
+    /// If it would not fit beside those that never leave and those that `busy` says cannot; of one that is not here, if
+    /// it would not fit alone.
+    pub fn make_room(&self, id: TenantId, most: u32, busy: &[TenantId]) -> Result<Vec<TenantId>, Crowded> {
+        let is_here = self.here().any(|here| here == id);
+        let others: Vec<TenantId> = self.here().filter(|&other| other != id && is_here).collect();
+        let (stay, mut may_leave): (Vec<TenantId>, Vec<TenantId>) =
+            others.iter().partition(|&&other| self.never_leaves(other) || busy.contains(&other));
+        let taken = |ids: &[TenantId]| self.sum(ids, |tenant| tenant.most);
+        if taken(&stay).saturating_add(most) > self.limit {
+            return Err(self.crowded(most, &stay));
+        }
+        let ran = |id: TenantId| self.place(id).map_or(0, |place| place.ran);
+        may_leave.retain(|&other| self.never_leaves(id) || ran(other) < ran(id));
+        may_leave.sort_by_key(|&other| ran(other));
+        let (mut leave, mut sum) = (Vec::new(), taken(&others));
+        let mut may_leave = may_leave.into_iter();
+        while sum.saturating_add(most) > self.limit {
+            let Some(other) = may_leave.next() else { return Ok(vec![id]) };
+            sum -= taken(&[other]);
+            leave.push(other);
+        }
+        leave.sort_unstable();
+        Ok(leave)
+    }
+
     /// What has to happen before `id` runs, where the ring has `ring` pages now.
     ///
     /// # Errors
@@ -139,13 +175,7 @@ impl Tenancy {
         });
         let taken = |stay: &[TenantId]| self.sum(stay, |tenant| tenant.most);
         if taken(&stay).saturating_add(runs.tenant.most) > self.limit {
-            let staying = stay.iter().filter_map(|other| self.place(*other));
-            return Err(Crowded {
-                needed: runs.tenant.most,
-                staying: staying.map(|place| place.tenant.name.clone()).collect(),
-                taken: taken(&stay),
-                limit: self.limit,
-            });
+            return Err(self.crowded(runs.tenant.most, &stay));
         }
         // Those that ran last have the first choice of what is left.
         may_leave.sort_by_key(|other| std::cmp::Reverse(self.place(*other).map_or(0, |place| place.ran)));
@@ -219,6 +249,16 @@ impl Tenancy {
         match (&runs.tenant.company, &other.tenant.company) {
             (Company::Everyone, _) | (_, Company::Everyone) => true,
             (Company::Of(names), _) => names.contains(&other.tenant.name),
+        }
+    }
+
+    fn crowded(&self, needed: u32, staying: &[TenantId]) -> Crowded {
+        let names = staying.iter().filter_map(|other| self.place(*other));
+        Crowded {
+            needed,
+            staying: names.map(|place| place.tenant.name.clone()).collect(),
+            taken: self.sum(staying, |tenant| tenant.most),
+            limit: self.limit,
         }
     }
 

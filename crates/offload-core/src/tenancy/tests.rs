@@ -72,11 +72,35 @@ fn the_ring_is_kept_for_those_that_come_back_while_nobody_lacks_its_pages() {
     assert_eq!(ring, 2);
 }
 
+#[test]
+fn room_for_more_is_made_by_those_that_ran_longest_ago() {
+    let (mut tenancy, mut ring) = (Tenancy::new(100), 0);
+    let names = ["a", "b", "c", "vae"];
+    let [a, b, c] = ["a", "b", "c"].map(|name| tenancy.join(tenant(name, 10, 5, 20, &names)));
+    let vae = tenancy.join(tenant("vae", 5, 0, 10, &["*"]));
+    for id in [vae, a, b, c] {
+        assert_eq!(run(&mut tenancy, id, &mut ring), []);
+    }
+    assert_eq!(tenancy.make_room(c, 50, &[]).unwrap(), [], "50 + 20 + 20 + 10");
+    assert_eq!(tenancy.make_room(c, 51, &[]).unwrap(), [a]);
+    assert_eq!(tenancy.make_room(c, 51, &[a]).unwrap(), [b]);
+    assert_eq!(tenancy.make_room(c, 90, &[]).unwrap(), [a, b]);
+    let crowded = tenancy.make_room(c, 91, &[]).unwrap_err();
+    assert_eq!((crowded.needed, crowded.taken, &crowded.staying[..]), (91, 10, &["vae".to_owned()][..]));
+    assert_eq!(tenancy.make_room(b, 51, &[]).unwrap(), [a]);
+    assert_eq!(tenancy.make_room(b, 71, &[]).unwrap(), [b], "c ran since");
+    assert_eq!(tenancy.make_room(vae, 41, &[]).unwrap(), [a], "it never leaves itself");
+    tenancy.left(a);
+    assert_eq!(tenancy.make_room(a, 100, &[b]).unwrap(), [], "it comes when it can");
+    assert!(tenancy.make_room(a, 101, &[]).is_err());
+}
+
 #[derive(Debug, Clone)]
 enum Act {
     Run(usize),
     Part(usize),
     Replan(usize, u32),
+    Rebudget(usize, u32),
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -84,6 +108,7 @@ fn act() -> impl Strategy<Value = Act> {
         8 => (0..6_usize).prop_map(Act::Run),
         1 => (0..6_usize).prop_map(Act::Part),
         2 => (0..6_usize, 0..20_u32).prop_map(|(id, ring)| Act::Replan(id, ring)),
+        2 => (0..6_usize, 1..60_u32).prop_map(|(id, most)| Act::Rebudget(id, most)),
     ]
 }
 
@@ -118,6 +143,31 @@ proptest! {
                     tenant.ring = wanted.min(tenant.most);
                     tenant.own = tenant.most - tenant.ring;
                     tenancy.replan(TenantId(id as u32), tenant.own, tenant.ring);
+                    ring = tenancy.ring(ring);
+                }
+                Act::Rebudget(id, wanted) => {
+                    let Some(tenant) = known[id].clone() else { continue };
+                    let most = |ids: &[usize]| ids.iter().map(|&other| known[other].as_ref().unwrap().most).sum::<u32>();
+                    let others: Vec<usize> = here.iter().copied().filter(|other| *other != id).collect();
+                    let is_here = here.contains(&id);
+                    let Ok(leave) = tenancy.make_room(TenantId(id as u32), wanted, &[]) else {
+                        let never = |other: &usize| known[*other].as_ref().unwrap().company == Company::Everyone;
+                        let stuck: Vec<usize> = others.into_iter().filter(|other| is_here && never(other)).collect();
+                        prop_assert!(most(&stuck) + wanted > limit);
+                        continue;
+                    };
+                    let leave: Vec<usize> = leave.into_iter().map(|id| id.0 as usize).collect();
+                    prop_assert!(leave.is_empty() || is_here && most(&others) + wanted > limit);
+                    here.retain(|other| !leave.contains(other));
+                    leave.iter().for_each(|&other| tenancy.left(TenantId(other as u32)));
+                    if here.contains(&id) {
+                        let others: Vec<usize> = here.iter().copied().filter(|other| *other != id).collect();
+                        prop_assert!(most(&others) + wanted <= limit);
+                    }
+                    let (own, parts) = (wanted - tenant.ring.min(wanted), tenant.ring.min(wanted));
+                    tenancy.rebudget(TenantId(id as u32), own, parts, wanted);
+                    known[id] = Some(Tenant { own, ring: parts, most: wanted, ..tenant });
+                    prop_assert!(tenancy.most() <= limit);
                     ring = tenancy.ring(ring);
                 }
                 Act::Run(id) => {

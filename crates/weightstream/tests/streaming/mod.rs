@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use pinned_pool::TransferStream;
 use weightstream::{
-    BlockId, Budget, Bytes, Driver, EngineOptions, HostBytes, Levels, Offloader, OffloaderBuilder,
-    StoreOptions, TensorId, UnitId,
+    BlockId, Budget, Bytes, DeviceAddress, Driver, EngineOptions, HostBytes, Levels, Offloader,
+    OffloaderBuilder, StoreOptions, TensorId, UnitId,
 };
 
 /// A tensor and what it must read as.
@@ -234,6 +234,11 @@ impl Attached {
     /// The tensors of a unit.
     pub fn turn(&self, unit: usize) -> Vec<TensorId> {
         self.turns[unit].iter().map(|(id, _)| *id).collect()
+    }
+
+    /// Whether a tensor of some unit is at this address still.
+    pub fn turns_have(&self, address: DeviceAddress) -> bool {
+        self.turns.iter().flatten().any(|(id, _)| self.offloader.address(*id).unwrap() == address)
     }
 
     /// Checks the bytes of a unit that is present, without entering it.

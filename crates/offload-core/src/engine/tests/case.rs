@@ -8,14 +8,14 @@
 use gpu_driver::{Bytes, StreamHandle, Verb};
 
 use super::Mutant;
-use super::desc::RigDesc;
+use super::desc::{RigDesc, minimum};
 use super::draw::{draw_plan, draw_rig};
 use super::rig::{Failure, Rig};
 use super::rng::Rng;
 use super::source::ModelFile;
 use crate::engine::EngineError;
 use crate::model::UnitId;
-use crate::plan::Plan;
+use crate::plan::{Backing, Plan, PlanRequest};
 
 /// What a case did, so that the suite can show that it does what it says.
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,6 +23,12 @@ pub(super) struct Tally {
     /// Under some plan more copies were made than it has streamed units.
     pub(super) streamed_twice: bool,
     pub(super) replans: u64,
+    pub(super) raises: u64,
+    pub(super) lowers: u64,
+    /// Higher budgets that a failure prevented.
+    pub(super) unraised: u64,
+    /// Lower budgets that a failure left to the next step.
+    pub(super) completed: u64,
     pub(super) failed_steps: u64,
     pub(super) lost_steps: u64,
     pub(super) conflicts: u64,
@@ -50,9 +56,9 @@ pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, Failure> {
         (Err(Failure::Error(_)), Err(wrong @ Failure::Wrong(_))) => return Err(wrong),
         (ran, finished) => ran.and(finished).and(closed)?,
     }
-    let peak = case.rig.pool.report().peak;
-    if peak > Bytes(limit) {
-        return Err(Failure::Left(format!("{peak} of pages were held, the limit is {limit}")));
+    let (peak, highest) = (case.rig.pool.report().peak, case.highest);
+    if peak > Bytes(highest) {
+        return Err(Failure::Left(format!("{peak} of pages were held, the highest limit was {highest}")));
     }
     let (host, tally) = (case.rig.host.clone(), case.tally);
     case.rig.drop_engine_then_streams();
@@ -61,6 +67,17 @@ pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, Failure> {
     }
     Ok(tally)
 }
+
+/// What a replan calls.
+const REPLANNING: [Verb; 7] = [
+    Verb::MapPages,
+    Verb::UnmapPages,
+    Verb::SetAccess,
+    Verb::CreatePages,
+    Verb::CreateEvent,
+    Verb::CopyToDevice,
+    Verb::SynchronizeStream,
+];
 
 struct Case {
     rng: Rng,
@@ -71,6 +88,10 @@ struct Case {
     held: Vec<UnitId>,
     /// Copies made when the plan was put in place.
     copies_before: u64,
+    /// The budget that counts, or will from the next step on.
+    budget: u64,
+    /// The highest that ever counted.
+    highest: u64,
     /// A copy ahead may have failed, in the ring's threads, and say so when its unit is entered.
     late: bool,
     tally: Tally,
@@ -81,13 +102,25 @@ impl Case {
         let first = plans.remove(0);
         let rig = Rig::new(desc, first, limit)?;
         let (open, held) = (Vec::new(), Vec::new());
-        Ok(Self { rng, rig, plans, open, held, copies_before: 0, late: false, tally: Tally::default() })
+        let tally = Tally::default();
+        Ok(Self {
+            rng,
+            rig,
+            plans,
+            open,
+            held,
+            copies_before: 0,
+            budget: limit,
+            highest: limit,
+            late: false,
+            tally,
+        })
     }
 
     fn run(&mut self) -> Result<(), Failure> {
         for _ in 0..self.rng.within(3, 5) {
-            if self.held.is_empty() && self.rng.once_in(3) {
-                self.replan()?;
+            if self.held.is_empty() && self.rng.once_in(2) {
+                if self.rng.once_in(2) { self.replan()? } else { self.rebudget()? }
             }
             if self.rng.once_in(6) {
                 self.hold_some()?;
@@ -124,6 +157,7 @@ impl Case {
                 }
             }
             self.count_copies();
+            self.check_pages()?;
             if self.rng.once_in(2) {
                 self.rig.finish()?;
             }
@@ -233,18 +267,19 @@ impl Case {
     /// Puts the next plan in place while computation may still be running; it may fail and be completed later.
     fn replan(&mut self) -> Result<(), Failure> {
         let Some(next) = self.plans.pop() else { return Ok(()) };
+        if next.physical_bytes() > Bytes(self.budget) {
+            let refused = self.rig.engine.replan(next);
+            return match refused {
+                Err(
+                    EngineError::PageLimit { .. } | EngineError::OtherThread | EngineError::InStep { .. },
+                ) => Ok(()),
+                other => Err(Failure::Left(format!("a plan over the budget: {other:?}"))),
+            };
+        }
         self.rig.engine.abandon_step();
         let fault = self.rng.once_in(3);
         if fault {
-            self.arm(&[
-                Verb::MapPages,
-                Verb::UnmapPages,
-                Verb::SetAccess,
-                Verb::CreatePages,
-                Verb::CreateEvent,
-                Verb::CopyToDevice,
-                Verb::SynchronizeStream,
-            ]);
+            self.arm(&REPLANNING);
         }
         let replanned = self.rig.engine.replan(next);
         self.rig.device.reset();
@@ -255,6 +290,79 @@ impl Case {
         self.late = false; // All copies ahead were taken back.
         self.tally.replans += 1;
         self.copies_before = self.rig.engine.stats().copies;
+        Ok(())
+    }
+
+    /// Another budget for the units there are, as the planner gives it; what the driver refuses is as it was, or is done by the
+    /// next step.
+    fn rebudget(&mut self) -> Result<(), Failure> {
+        self.rig.engine.abandon_step();
+        let now = self.rig.engine.coming_plan();
+        let (units, layout) = (now.described_units(), self.rig.engine.layout().clone());
+        let least = minimum(&layout, &units);
+        let all = u64::from(layout.granules()) * layout.granule().0;
+        let room = self.rng.below(all.saturating_sub(least) + 1);
+        let budget = least + self.rng.pick(&[0, room / 2, room, room]);
+        let lower = budget < self.budget;
+        let request = PlanRequest {
+            budget: Some(Bytes(budget)),
+            within: lower.then(|| now.backing.clone()),
+            ..PlanRequest::default()
+        };
+        let next = Plan::new(&layout, &units, &request).map_err(|error| Failure::Left(error.to_string()))?;
+        let new = next.backing.iter().zip(&now.backing);
+        let new = new.filter(|(next, now)| **next == Backing::Own && **now != Backing::Own).count() as u64;
+        let fault = self.rng.once_in(3);
+        if fault {
+            self.arm(&REPLANNING);
+        }
+        let was_pending = self.rig.engine.report().replan_pending;
+        let uploaded = self.rig.engine.stats().uploaded_bytes;
+        let done = self.rig.engine.rebudget(next, Bytes(budget));
+        self.rig.device.reset();
+        let counts = self.rig.engine.coming_limit().0;
+        match done {
+            Err(error) if fault && is_injected(&error) => {
+                // A higher limit than the one in force is as if it had not been asked for.
+                if counts == budget {
+                    self.tally.completed += 1;
+                } else if counts == self.budget {
+                    self.tally.unraised += 1;
+                } else {
+                    return Err(Failure::Left(format!(
+                        "{counts} of {} and {budget} is promised",
+                        self.budget
+                    )));
+                }
+            }
+            other => {
+                other?;
+                if counts != budget {
+                    return Err(Failure::Left(format!("{counts} is promised, {budget} was asked for")));
+                }
+                *if lower { &mut self.tally.lowers } else { &mut self.tally.raises } += 1;
+                let (uploaded, most) =
+                    (self.rig.engine.stats().uploaded_bytes - uploaded, new * layout.granule().0);
+                if !was_pending && uploaded > most {
+                    return Err(Failure::Left(format!(
+                        "{uploaded} bytes were copied, {most} became resident"
+                    )));
+                }
+            }
+        }
+        (self.budget, self.highest) = (counts, self.highest.max(budget));
+        self.late = false;
+        self.copies_before = self.rig.engine.stats().copies;
+        self.check_pages()
+    }
+
+    /// No more pages are held than the budget allows, unless a failure left giving them back to the next step.
+    fn check_pages(&self) -> Result<(), Failure> {
+        let report = self.rig.engine.report();
+        let allowed = if report.replan_pending { self.highest } else { self.budget };
+        if report.page_bytes_in_use > allowed {
+            return Err(Failure::Left(format!("{} bytes of pages of {allowed}", report.page_bytes_in_use)));
+        }
         Ok(())
     }
 

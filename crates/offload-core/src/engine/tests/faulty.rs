@@ -99,6 +99,66 @@ fn run(desc: &RigDesc, plans: &[Plan; 2], limit: u64, fault: Option<(Verb, u64)>
     (run.faults, calls)
 }
 
+/// A run whose budget is raised and lowered: start, a step, more, a step, less, two steps, the end.
+fn run_budgets(desc: &RigDesc, plans: &[Plan; 2], limits: [u64; 2], fault: Option<(Verb, u64)>) -> Outcome {
+    let host = Arc::new(device(desc));
+    let device = Arc::new(Faulty::new(Arc::clone(&host)));
+    let mut run = Run { fault, faults: 0 };
+    let mut rig = Rig::on(desc, plans[0].clone(), limits[0], &host, &device).unwrap();
+    run.step(&mut rig);
+    device.reset();
+    if let Some((verb, index)) = fault {
+        device.fail(verb, index);
+    }
+    let raised = rig.engine.rebudget(plans[1].clone(), Bytes(limits[1]));
+    // What a failure prevents is as it was, at once or from the next step on.
+    assert_eq!(rig.engine.coming_limit().0, limits[usize::from(raised.is_ok())], "{raised:?}");
+    assert_eq!(*rig.engine.coming_plan(), plans[usize::from(raised.is_ok())]);
+    run.tolerate(raised.map_err(Failure::Error));
+    run.step(&mut rig);
+    let stranded = rig.pool.report().stranded << 16;
+    assert!(rig.engine.report().page_bytes_in_use <= rig.engine.coming_limit().0 + stranded);
+    run.again(|| rig.engine.rebudget(plans[1].clone(), Bytes(limits[1])));
+    let (uploaded, created) = (rig.engine.stats().uploaded_bytes, rig.pool.report().created);
+    let lowered = rig.engine.rebudget(plans[0].clone(), Bytes(limits[0]));
+    assert_eq!(rig.engine.coming_limit().0, limits[0], "a lower budget comes, {lowered:?}");
+    if lowered.is_ok() {
+        assert_eq!(rig.engine.stats().uploaded_bytes, uploaded, "nothing became resident");
+        assert_eq!(rig.pool.report().created, created, "no page was made");
+    }
+    run.tolerate(lowered.map_err(Failure::Error));
+    run.step(&mut rig);
+    assert_eq!(*rig.engine.plan(), plans[0]);
+    let stranded = rig.pool.report().stranded << 16; // The driver will not have them back.
+    assert!(rig.engine.report().page_bytes_in_use <= limits[0] + stranded);
+    run.step(&mut rig);
+    run.again(|| rig.engine.close(StreamHandle::DEFAULT));
+    assert!(rig.pool.report().peak.0 <= limits[1]);
+    let calls = rig.drop_engine_then_streams();
+    assert!(host.counters().nothing_alive(), "{:?}", host.counters());
+    (run.faults, calls)
+}
+
+#[test]
+fn any_call_may_fail_while_the_budget_changes() {
+    for levels in [Levels::Locked, Levels::Mixed] {
+        let mut desc = RigDesc::tower(4, 1);
+        (desc.order, desc.compute, desc.levels) = (CopyOrder::Random, Compute::Streams(2), levels);
+        let layout = desc.layout();
+        let units = Units::whole_blocks(&layout);
+        let limits = [minimum(&layout, &units), minimum(&layout, &units) + (2 << 16)];
+        let plans = limits.map(|limit| plan(&layout, &units, limit, None));
+        let (_, clean) = run_budgets(&desc, &plans, limits, None);
+        let mut faults = 0;
+        for (verb, calls) in clean {
+            for index in 0..calls {
+                faults += run_budgets(&desc, &plans, limits, Some((verb, index))).0;
+            }
+        }
+        assert!(faults > 50, "only {faults} calls failed");
+    }
+}
+
 fn every_fault(order: CopyOrder, options: EngineOptions, levels: Levels) {
     let mut desc = RigDesc::tower(4, 1);
     (desc.order, desc.options, desc.compute, desc.levels) = (order, options, Compute::Streams(2), levels);

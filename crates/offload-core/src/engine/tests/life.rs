@@ -1,11 +1,13 @@
 //! The engine's life, call by call.
 
-use gpu_driver::{Bytes, CopyOrder, StreamHandle};
+use gpu_driver::{Bytes, CopyOrder, Driver, StreamHandle};
+use vmm_alloc::PagePool;
 
 use super::desc::{RigDesc, minimum, plan};
 use super::rig::{Failure, Rig};
 use crate::engine::EngineError;
 use crate::model::UnitId;
+use crate::plan::{Plan, PlanRequest};
 use crate::units::Units;
 
 /// A tower of blocks of two pages each, with room for two of them.
@@ -148,6 +150,64 @@ fn a_replan_moves_only_what_changes() {
     rig.pool.set_limit(Bytes(least));
     let error = rig.engine.replan(large).unwrap_err();
     assert!(matches!(error, EngineError::PageLimit { .. }), "{error}");
+    rig.whole_step().unwrap();
+}
+
+#[test]
+fn another_budget_is_for_between_steps_and_keeps_what_is_resident() {
+    let desc = RigDesc::tower(6, 2);
+    let layout = desc.layout();
+    let units = Units::whole_blocks(&layout);
+    let least = minimum(&layout, &units);
+    let budgets = [least, least + (4 << 16), least + (8 << 16)];
+    let [small, middle, large] = budgets.map(|budget| plan(&layout, &units, budget, None));
+    let mut rig = Rig::new(&desc, middle.clone(), budgets[1]).unwrap();
+    rig.begin().unwrap();
+    let within = rig.engine.rebudget(large.clone(), Bytes(budgets[2]));
+    assert!(matches!(within, Err(EngineError::InStep { .. })), "{within:?}");
+    assert_eq!((rig.engine.coming_limit().0, &*rig.engine.coming_plan()), (budgets[1], &middle));
+    rig.end().unwrap();
+    let too_little = rig.engine.rebudget(large.clone(), Bytes(budgets[1]));
+    assert!(matches!(too_little, Err(EngineError::PageLimit { .. })), "{too_little:?}");
+    rig.engine.rebudget(large.clone(), Bytes(budgets[2])).unwrap();
+    rig.whole_step().unwrap();
+    let uploaded = rig.engine.stats().uploaded_bytes;
+    let request = PlanRequest {
+        budget: Some(Bytes(budgets[0])),
+        within: Some(large.backing.clone()),
+        ..PlanRequest::default()
+    };
+    let smaller = Plan::new(&layout, &units, &request).unwrap();
+    assert_eq!(smaller.physical_bytes(), small.physical_bytes());
+    rig.engine.rebudget(smaller, Bytes(budgets[0])).unwrap();
+    assert_eq!(rig.engine.stats().uploaded_bytes, uploaded);
+    assert_eq!(rig.engine.report().page_bytes_in_use, budgets[0]);
+    let over = rig.engine.replan(middle);
+    assert!(matches!(over, Err(EngineError::PageLimit { .. })), "{over:?}");
+    rig.whole_step().unwrap();
+}
+
+#[test]
+fn a_raise_for_which_the_device_has_no_memory_leaves_all_as_it_was() {
+    let desc = RigDesc::tower(6, 2);
+    let layout = desc.layout();
+    let units = Units::whole_blocks(&layout);
+    let least = minimum(&layout, &units);
+    let budgets = [least, least + (8 << 16)];
+    let plans = budgets.map(|budget| plan(&layout, &units, budget, None));
+    let mut rig = Rig::new(&desc, plans[0].clone(), budgets[0]).unwrap();
+    rig.whole_step().unwrap();
+    // Somebody else takes all but a page.
+    let free = rig.host.memory_info().unwrap().free.0 / (1 << 16);
+    let other = PagePool::new(rig.host.clone(), Bytes(1 << 16), Bytes(free << 16)).unwrap();
+    let taken = other.take(free as usize - 1).unwrap();
+    let refused = rig.engine.rebudget(plans[1].clone(), Bytes(budgets[1])).unwrap_err();
+    assert!(refused.to_string().contains("memory"), "{refused}");
+    assert!(!rig.engine.report().replan_pending, "it was put back at once");
+    assert_eq!(rig.engine.coming_limit().0, budgets[0]);
+    rig.whole_step().unwrap();
+    drop(taken);
+    rig.engine.rebudget(plans[1].clone(), Bytes(budgets[1])).unwrap();
     rig.whole_step().unwrap();
 }
 

@@ -23,6 +23,10 @@ pub(in crate::engine) enum Mutant {
     DropWaitSubmitted,
     /// A replan does not wait for the work that uses the pages it takes away.
     FreeBeforeEvent,
+    /// What becomes resident is not copied.
+    TrustPages,
+    /// Pages that a plan gives up are not given back.
+    KeepPages,
 }
 
 /// Makes the mistake in what the schedule says.
@@ -45,7 +49,9 @@ pub(in crate::engine) fn mutate(mutant: Option<Mutant>, commands: &mut Vec<Comma
             | Mutant::SkipPage
             | Mutant::DropHandoff
             | Mutant::DropWaitSubmitted
-            | Mutant::FreeBeforeEvent,
+            | Mutant::FreeBeforeEvent
+            | Mutant::TrustPages
+            | Mutant::KeepPages,
         )
         | None => {}
     }

@@ -21,6 +21,10 @@ fn every_computation_reads_its_own_bytes() {
     // The suite does what it says.
     for (what, count, least) in [
         ("replans", cases(|tally| tally.replans > 0), 200),
+        ("raised budgets", cases(|tally| tally.raises > 0), 150),
+        ("lowered budgets", cases(|tally| tally.lowers > 0), 150),
+        ("budgets refused by a failure", cases(|tally| tally.unraised > 0), 8),
+        ("lowered budgets completed by a step", cases(|tally| tally.completed > 0), 3),
         ("failed steps", cases(|tally| tally.failed_steps > 0), 100),
         ("lost steps", cases(|tally| tally.lost_steps > 0), 100),
         ("conflicts", cases(|tally| tally.conflicts > 0), 50),
@@ -53,9 +57,16 @@ fn every_mistake_is_noticed() {
         Mutant::DropHandoff,
         Mutant::DropWaitSubmitted,
         Mutant::FreeBeforeEvent,
+        Mutant::TrustPages,
     ] {
         // A refused call would be noticed too; what counts is that the mistake itself, wrong bytes, is seen.
         let noticed = (0..200).any(|seed| matches!(run(seed, Some(mutant)), Err(Failure::Wrong(_))));
         assert!(noticed, "{mutant:?} went unnoticed");
     }
+}
+
+#[test]
+fn pages_that_a_lower_budget_leaves_over_are_missed() {
+    let kept = |seed| run(seed, Some(Mutant::KeepPages));
+    assert!((0..200).any(|seed| matches!(kept(seed), Err(Failure::Left(_)))));
 }
