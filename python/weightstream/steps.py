@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -81,8 +81,8 @@ class ModelSteps:
         """Whether anything of the model has been seen to be compiled: its blocks then stay whole, a graph each."""
         self._ways: list[tuple[Division, float]] = []
         """The ways to cut the blocks that were weighed, each with how much dearer its turns are."""
-        self._wrap: Callable[[], None] = self._wrap_whole
-        """Wraps the units as they are, once what is wrapped was taken off."""
+        self._cuts: tuple[dict[int, tuple[Segment, ...]], dict[int, int]] | None = None
+        """What `_wrap_segments` was given last, if blocks are not whole."""
         self._streams: set[int] = set()
         """The units that streamed when they were wrapped."""
         self._settled = False
@@ -124,8 +124,11 @@ class ModelSteps:
             return  # the next step starts over
         if streaming_units(self._runtime) != self._streams:
             self._settled = False
-            self.restore()
-            self._wrap()
+            if self._cuts is not None:
+                self._wrap_segments(*self._cuts)
+            else:
+                self.restore()
+                self._wrap_whole()
         if self._evidence is not None and self._ways and not self.everywhere:
             self._pacing = Pacing(self._runtime.offloader, self._ways)
 
@@ -221,7 +224,7 @@ class ModelSteps:
 
     def _wrap_whole(self) -> None:
         """Makes each block one unit, numbered as the blocks are."""
-        self._wrap = self._wrap_whole
+        self._cuts = None
         self.segments = {}
         self._inner = {block.index: block.module.forward for block in self._blocks}
         for block in self._blocks:
@@ -239,7 +242,7 @@ class ModelSteps:
 
     def _wrap_segments(self, segments: dict[int, tuple[Segment, ...]], first: dict[int, int]) -> None:
         """Makes each block's segments its units, numbered block by block."""
-        self._wrap = lambda: self._wrap_segments(segments, first)
+        self._cuts = (segments, first)
         self.restore()
         names = {id(module): name for name, module in self._model.named_modules()}
         guarded: dict[int, Guarded] = {}
