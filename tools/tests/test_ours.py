@@ -4,18 +4,14 @@ import collections
 import contextlib
 import json
 import sys
-import types
 
 import dit
-import measure
 import ours
-import place
 import pytest
 import stream
 import table
 import torch
 import torch_events
-import weightstream
 
 BLOCKS = 6
 COUNTS = collections.Counter()
@@ -39,18 +35,9 @@ class Event:
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
-    """A machine whose GPU is the CPU, and a model that it can hold."""
-    monkeypatch.setattr(place, "TENSORS", "cpu")
-    device = weightstream.HostDevice(bytes="64MiB", granularity=4096, order="random", poison=True)
-    monkeypatch.setattr(place, "WEIGHTS", device)
-    monkeypatch.setattr(place, "page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
+def small(no_gpu, monkeypatch):
+    """Streams and events that record what is asked of them, and a second model that is small, too."""
     faked = {
-        "synchronize": lambda: None,
-        "empty_cache": lambda: None,
-        "mem_get_info": lambda: (1 << 30, 2 << 30),
-        "memory_reserved": lambda: 0,
-        "get_device_properties": lambda index: types.SimpleNamespace(name="none", total_memory=2 << 30),
         "Stream": Stream,
         "Event": Event,
         "current_stream": Stream,
@@ -58,16 +45,13 @@ def no_gpu(monkeypatch):
     }
     for name, value in faked.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    for module in (measure, ours):
-        monkeypatch.setattr(module, "PIECE", 1 << 10)
+    monkeypatch.setattr(ours, "PIECE", 1 << 10)
     monkeypatch.setattr(ours, "SMALL_BUDGET", 0.5)
     monkeypatch.setattr(ours, "HOST_STEPS", 2)
-    monkeypatch.setattr(dit, "TEXT", 8)
-    for module, name in ((dit, "SIZE"), (ours, "SMALL")):
-        monkeypatch.setattr(module, name, {"dim": 64, "feed": 160, "heads": 4})
+    monkeypatch.setattr(ours, "SMALL", {"dim": 64, "feed": 160, "heads": 4})
 
 
-def test_the_whole_measurement(no_gpu, monkeypatch, tmp_path):
+def test_the_whole_measurement(small, monkeypatch, tmp_path):
     total = dit.weight_bytes(dit.build(BLOCKS))
     budgets = [int(total * 0.5), int(total * 0.8)]
     spec = {"blocks": BLOCKS, "budgets": budgets, "seqs": [4, 8], "pairs": 2}
@@ -90,7 +74,7 @@ def test_the_whole_measurement(no_gpu, monkeypatch, tmp_path):
     assert "weightstream" in stream.describe(result) and "weightstream" in table.page(result, "stream.json")
 
 
-def test_the_turns_of_pytorch_alone(no_gpu):
+def test_the_turns_of_pytorch_alone(small):
     model = dit.build(BLOCKS)
     arguments = dit.inputs(4)
     with torch.inference_mode():

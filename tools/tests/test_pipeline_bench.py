@@ -1,14 +1,11 @@
 """The measuring of the benches `pipeline`, `quantized` and `calibrate`, with the CPU and the emulator in place of a GPU, and their pages."""
 
 import json
-import types
 
 import calibrate
 import dit
-import measure
 import pipeline
 import place
-import pytest
 import quantized
 import torch
 import weightstream
@@ -20,26 +17,6 @@ SIZES = {
     "text": 6,
     "side": 8,
 }
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    """A machine whose GPU is the CPU, and models that it can hold."""
-    monkeypatch.setattr(place, "TENSORS", "cpu")
-    device = weightstream.HostDevice(bytes="64MiB", granularity=4096, order="random", poison=True)
-    monkeypatch.setattr(place, "WEIGHTS", device)
-    monkeypatch.setattr(place, "page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
-    faked = {
-        "synchronize": lambda: None,
-        "empty_cache": lambda: None,
-        "mem_get_info": lambda: (1 << 30, 2 << 30),
-        "get_device_properties": lambda index: types.SimpleNamespace(name="none", total_memory=2 << 30),
-    }
-    for name, value in faked.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(measure, "PIECE", 1 << 10)
-    monkeypatch.setattr(dit, "TEXT", 8)
-    monkeypatch.setattr(dit, "SIZE", {"dim": 64, "feed": 160, "heads": 4})
 
 
 def arguments(monkeypatch, module, *given):

@@ -3,33 +3,22 @@
 import json
 import pathlib
 
-import dit
-import place
 import pytest
 import ready
 import ready_task
 import torch
-import weightstream
 
 BLOCKS = 6
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
-    """A machine whose GPU is the CPU, and a model that it can hold."""
-    monkeypatch.setattr(place, "TENSORS", "cpu")
-    device = weightstream.HostDevice(bytes="64MiB", granularity=4096, order="random", poison=True)
-    monkeypatch.setattr(place, "WEIGHTS", device)
-    monkeypatch.setattr(place, "page_locked", lambda size: torch.empty(size, dtype=torch.uint8))
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+def small(no_gpu, monkeypatch):
+    """Little to copy."""
     monkeypatch.setattr(ready_task, "CHUNK", 1 << 12)
     monkeypatch.setattr(ready_task, "ROUNDS", 2)
-    monkeypatch.setattr(dit, "TEXT", 8)
-    monkeypatch.setattr(dit, "SIZE", {"dim": 64, "feed": 160, "heads": 4})
 
 
-def test_a_written_model_is_loaded_streamed_and_staged_to_the_same_bits(no_gpu, tmp_path):
+def test_a_written_model_is_loaded_streamed_and_staged_to_the_same_bits(small, tmp_path):
     file = tmp_path / "model.safetensors"
     with torch.inference_mode():
         written = ready_task.write(file, {"blocks": BLOCKS})
