@@ -3,6 +3,7 @@
     python3 run.py                    the gate: exit status 0 all passed, 1 some failed or did not run, 3 no usable GPU
     python3 run.py bench stream …     measures; arguments go to tools/bench/stream.py and its like
     python3 run.py demo …             the demo; arguments go to tools/demo/demo.py
+    python3 run.py example NAME …     a script of examples/, such as benchmark/vae_startup.py; most need diffusers in wheels/
 
 The packages of wheel/ and wheels/ are installed into a folder that is removed at the end. A package too large to be
 carried whole may lie in wheels/ as NAME.whl.part0, NAME.whl.part1, … Standard library only.
@@ -231,6 +232,15 @@ def demo(arguments):
     return tool("demo/demo.py", arguments)
 
 
+def example(arguments):
+    """Runs a script of examples/."""
+    known = sorted(str(path.relative_to(HERE / "examples")) for path in (HERE / "examples").rglob("*.py"))
+    if not arguments or arguments[0] not in known:
+        print(f"run.py example: the examples here are {', '.join(known)}", file=sys.stderr)
+        return RED
+    return tool(f"../examples/{arguments[0]}", arguments[1:])
+
+
 def tool(path, arguments):
     """Runs a script of tools/ with the packages carried here."""
     device, why = probe()
@@ -241,7 +251,7 @@ def tool(path, arguments):
         return subprocess.run([sys.executable, str(HERE / "tools" / path), *arguments], env=environment).returncode
 
 
-COMMANDS = {"gate": gate, "bench": bench, "demo": demo}
+COMMANDS = {"gate": gate, "bench": bench, "demo": demo, "example": example}
 
 if __name__ == "__main__":
     sys.exit(main())

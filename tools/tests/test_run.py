@@ -119,3 +119,14 @@ def test_packages_in_parts_are_put_together(bundle, tmp_path):
     out.mkdir()
     (whole,) = run.joined(out)
     assert whole.name == "big-1-py3-none-any.whl" and whole.read_text() == "0,1,2,10,"
+
+
+def test_an_example_runs_with_the_packages_and_only_those_that_are_there(bundle, monkeypatch, capfd):
+    monkeypatch.setattr(run, "packages", lambda: contextlib.nullcontext({}))
+    (bundle / "tools").mkdir()
+    (bundle / "examples" / "benchmark").mkdir(parents=True)
+    (bundle / "examples" / "benchmark" / "start.py").write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
+    assert run.example(["benchmark/start.py", "--tiny"]) == 7
+    assert "['--tiny']" in capfd.readouterr().out
+    assert run.example(["../run.py"]) == 1 and "benchmark/start.py" in capfd.readouterr().err
+    assert run.example([]) == 1

@@ -8,6 +8,7 @@
 //! bin/            test programs, and those that benches run, stripped
 //! tests/          python/tests, and formats/ of the quantized weights' corpus
 //! tools/          demo and bench
+//! examples/       Python programs that measure starts
 //! ```
 
 use std::fmt;
@@ -79,7 +80,7 @@ struct Binary {
 
 /// Writes the bundle, in place of what is in `folder`; packages put into its `wheels` by hand stay.
 pub fn write(folder: &Path, venv: &Venv, wheel: &Path, peers: &Peers<'_>) -> Result<Summary> {
-    for part in ["wheel", "bin", "tests", "tools"] {
+    for part in ["wheel", "bin", "tests", "tools", "examples"] {
         if folder.join(part).exists() {
             fs::remove_dir_all(folder.join(part))?;
         }
@@ -96,6 +97,7 @@ pub fn write(folder: &Path, venv: &Venv, wheel: &Path, peers: &Peers<'_>) -> Res
     for tool in ["demo", "bench"] {
         copy_tree(&root.join("tools").join(tool), &folder.join("tools").join(tool))?;
     }
+    copy_tree(&root.join("examples"), &folder.join("examples"))?;
     fs::copy(root.join("tools/gpu/run.py"), folder.join("run.py"))?;
     fs::copy(root.join("pyproject.toml"), folder.join("pyproject.toml"))?;
     download_pytest(venv, &folder.join("wheels"))?;
