@@ -260,6 +260,22 @@ class AdapterTarget:
     @property
     def axis(self) -> int | None:
         """Of a magnitude: 0 for one number a row, 1 for one a column."""
+    def merged(
+        self,
+        weight: tuple[int, int],
+        parts: dict[str, tuple[int, int]],
+        multiplier: float,
+        out: tuple[int, int],
+    ) -> None:
+        """Writes the layer's whole weight with the adapter merged in, computed on the CPU in f64: for tests, not for speed.
+
+        All are addresses and bytes of contiguous F32 in CPU memory; `parts` are the whole tensors of the file, by role.
+        ModelError for other sizes than the plan has, and for an adapter of a bias.
+        """
+    def merged_bias(
+        self, bias: tuple[int, int], parts: dict[str, tuple[int, int]], multiplier: float, out: tuple[int, int]
+    ) -> None:
+        """The same of the layer's bias, zeros for one that it does not have: of "diff_bias", and of "lora" with a part "bias"."""
 
 @final
 class Device:

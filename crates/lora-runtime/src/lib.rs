@@ -8,6 +8,7 @@ mod kinds;
 mod layers;
 mod names;
 mod plan;
+pub mod reference;
 mod resolve;
 
 pub use error::{LoraError, Result};

@@ -3,11 +3,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use lora_runtime::reference::{self, Values};
 use lora_runtime::{
-    AdapterFile, AdapterTensor, Layer, Layers, LoraError, Part, Refused, ResolveOptions, resolve,
+    AdapterFile, AdapterTensor, Layer, Layers, LoraError, Part, Refused, ResolveOptions, Role, resolve,
 };
 use pyo3::prelude::*;
 
+use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
 
 /// A tensor of the file as Python sees it: key, first row and the row past the last, or none for all.
@@ -116,6 +118,41 @@ fn part(part: &Part) -> PartRows {
     (part.key.clone(), rows.map(|rows| rows.start), rows.map(|rows| rows.end))
 }
 
+/// One of the reference's functions.
+type Merge = fn(&lora_runtime::AdapterTarget, &[f64], &Values<'_>, f64) -> Result<Vec<f64>, LoraError>;
+
+/// The numbers of a tensor in F32.
+fn numbers((address, size): (u64, u64)) -> Vec<f64> {
+    let bytes = dlpack::bytes(address, size).chunks_exact(size_of::<f32>());
+    bytes.map(|four| f64::from(f32::from_le_bytes([four[0], four[1], four[2], four[3]]))).collect()
+}
+
+impl AdapterTarget {
+    fn merge(
+        &self,
+        merge: Merge,
+        base: (u64, u64),
+        parts: &HashMap<String, (u64, u64)>,
+        multiplier: f64,
+        out: (u64, u64),
+    ) -> Result<(), Failure> {
+        let named = |role: &&Role| parts.get(role.name()).map(|part| (**role, numbers(*part)));
+        let read: BTreeMap<Role, Vec<f64>> = Role::ALL.iter().filter_map(|role| named(&role)).collect();
+        let values: Values<'_> = read.iter().map(|(role, numbers)| (*role, numbers.as_slice())).collect();
+        let merged = merge(&self.inner, &numbers(base), &values, multiplier)?;
+        let out = dlpack::numbers_mut::<f32>(out.0, out.1)?;
+        if out.len() != merged.len() {
+            let text =
+                format!("the target has room for {} numbers, and there are {}", out.len(), merged.len());
+            return Err(Failure::new(Class::Internal, text));
+        }
+        for (out, number) in out.iter_mut().zip(merged) {
+            *out = number as f32;
+        }
+        Ok(())
+    }
+}
+
 #[pymethods]
 impl AdapterTarget {
     #[getter]
@@ -165,6 +202,28 @@ impl AdapterTarget {
     #[getter]
     fn axis(&self) -> Option<u8> {
         self.inner.axis
+    }
+
+    fn merged(
+        &self,
+        py: Python<'_>,
+        weight: (u64, u64),
+        parts: HashMap<String, (u64, u64)>,
+        multiplier: f64,
+        out: (u64, u64),
+    ) -> PyResult<()> {
+        Ok(py.detach(|| guarded(|| self.merge(reference::merged_weight, weight, &parts, multiplier, out)))?)
+    }
+
+    fn merged_bias(
+        &self,
+        py: Python<'_>,
+        bias: (u64, u64),
+        parts: HashMap<String, (u64, u64)>,
+        multiplier: f64,
+        out: (u64, u64),
+    ) -> PyResult<()> {
+        Ok(py.detach(|| guarded(|| self.merge(reference::merged_bias, bias, &parts, multiplier, out)))?)
     }
 
     fn __repr__(&self) -> String {

@@ -161,7 +161,7 @@ impl Group<'_> {
             let alpha = alpha.filter(|_| adapter.rule.uses_alpha());
             alpha_used |= alpha.is_some();
             for piece in &pieces {
-                let mut target = target(layers, &adapter, piece)?;
+                let mut target = target(layers, &adapter, piece, shape.rows())?;
                 target.scale = scale;
                 target.alpha = alpha.map(|tensor| tensor.key.clone());
                 targets.push(target);
@@ -177,7 +177,7 @@ impl Group<'_> {
 }
 
 /// An adapter on a piece of a layer.
-fn target(layers: &Layers, adapter: &Adapter<'_>, piece: &Piece) -> Made<AdapterTarget> {
+fn target(layers: &Layers, adapter: &Adapter<'_>, piece: &Piece, rows: u64) -> Made<AdapterTarget> {
     let layer = layers.get(piece.layer);
     let (mut cut, mut roles): (_, &[Role]) = (None, &[]);
     if let Some(from) = &piece.from {
@@ -185,6 +185,11 @@ fn target(layers: &Layers, adapter: &Adapter<'_>, piece: &Piece) -> Made<Adapter
             Cut::Parts(these) => roles = these,
             Cut::Product => (cut, roles) = (Some(from.clone()), &[Role::Magnitude]),
             Cut::Never(why) => return refuse(format!("it cannot be shared between parts of a layer: {why}")),
+        }
+    }
+    for role in roles {
+        if let Some(tensor) = adapter.parts.get(role).filter(|tensor| tensor.shape.first() != Some(&rows)) {
+            return refuse(format!("{:?} of {:?} cannot be cut into {rows} rows", tensor.key, tensor.shape));
         }
     }
     let parts = adapter.parts.iter().map(|(role, tensor)| {
