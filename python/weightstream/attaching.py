@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Union
@@ -182,6 +183,7 @@ class Prepared:
                 locking.finish()
             for module in model.modules():
                 overrides.set(module, MARK, attachment)
+            _settle_adapters(model)
             finish()
             return attachment
         except BaseException:
@@ -206,6 +208,13 @@ class Prepared:
         runtime.doors = Doors(list(modules.values()), runtime.bring)
         place.group.join(runtime)
         place.group.refresh()
+
+
+def _settle_adapters(model: nn.Module) -> None:
+    """Brings the tensors of adapters that were loaded before to the device, within the budget."""
+    adapters = sys.modules.get(f"{__package__}.adapters.state")
+    if adapters is not None:
+        adapters.attached(model)
 
 
 def _insist(work: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import get_ident
 from types import TracebackType
@@ -71,6 +71,8 @@ class Attachment:
         self._leaving = False
         """Whether detaching has begun to change things: it can then only be completed."""
         self._detached = False
+        self.after_detach: list[Callable[[], None]] = []
+        """What is done once the model is plain again, last first."""
         # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
         self._finalizer = weakref.finalize(model, runtime.close)
         self._finalizer.atexit = False
@@ -101,6 +103,9 @@ class Attachment:
             if not self._detached:
                 self._prepare()
                 undo(self._binding, self._turns, self._overrides, self._runtime)
+                while self.after_detach:
+                    self.after_detach[-1]()
+                    self.after_detach.pop()
                 self._finalizer.detach()
                 self._detached = True
             # What is held here would keep the model's old storages alive into a next attach.

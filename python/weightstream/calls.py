@@ -19,7 +19,13 @@ from .errors import ModelError
 from .ownership import Ownership
 from .towers import has_forward
 
+
+class WholeModule(nn.Module):
+    """The base of modules of ours that read their children's parameters themselves."""
+
+
 LEAVES = (
+    WholeModule,
     nn.MultiheadAttention,
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,

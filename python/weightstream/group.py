@@ -67,6 +67,7 @@ class Group:
         if checkpoint is not None:
             checkpoint()
         self.running = None
+        self._send_companions_away(runtime)
         try:
             self._arrive(runtime)
         finally:
@@ -78,6 +79,7 @@ class Group:
     def vacate(self, runtime: Runtime) -> None:
         """Takes a model off the device until it runs again."""
         self.running = None
+        _vacate_companions(runtime)
         self.target.synchronize()  # what is resident may be in use on any stream
         try:
             runtime.offloader.vacate()
@@ -94,6 +96,13 @@ class Group:
         """Puts doors on the models that are away, and takes them off those that are here."""
         for runtime in self._alive():
             runtime.doors.set(not runtime.offloader.is_here())
+
+    def _send_companions_away(self, coming: Runtime) -> None:
+        """Takes off the device what is there for other models beside their weights, which count in their budgets. It comes
+        back when it is used."""
+        for runtime in self._alive():
+            if runtime is not coming:
+                _vacate_companions(runtime)
 
     def report(self) -> dict[str, Any]:
         """Which models are here, and the pages they hold."""
@@ -124,36 +133,48 @@ class Group:
         return [runtime for runtime in (ref() for ref in self._members) if runtime is not None]
 
 
+def _vacate_companions(runtime: Runtime) -> None:
+    for companion in runtime.companions:
+        if companion.group is not None and companion.offloader.is_here() and not companion.open:
+            companion.group.vacate(companion)
+
+
 class Doors:
     """The forwards that bring a model which is away, on modules whose weights are outside blocks."""
 
     def __init__(self, modules: list[nn.Module], bring: Callable[[], None]) -> None:
         self._modules = modules
         self._bring = bring
-        self._closed: list[tuple[nn.Module, Callable[..., Any]]] = []
+        self._closed: list[tuple[nn.Module, Callable[..., Any], Callable[..., Any] | None]] = []
 
     def set(self, closed: bool) -> None:
         """Puts them on, or takes them off."""
         if closed and not self._closed:
             for module in self._modules:
-                if "forward" not in module.__dict__:
-                    door = self._door(module)
-                    self._closed.append((module, door))
+                own = module.__dict__.get("forward")
+                # What an adapter has put there stays behind its door.
+                if own is None or hasattr(own, "_weightstream_slot"):
+                    door = self._door(module, own)
+                    self._closed.append((module, door, own))
                     module.__dict__["forward"] = door
         elif not closed:
             while self._closed:
-                module, door = self._closed[-1]
+                module, door, own = self._closed[-1]
                 # What somebody else has set since stays.
                 if module.__dict__.get("forward") is door:
-                    del module.__dict__["forward"]
+                    if own is None:
+                        del module.__dict__["forward"]
+                    else:
+                        module.__dict__["forward"] = own
                 self._closed.pop()
 
-    def _door(self, module: nn.Module) -> Callable[..., Any]:
+    def _door(self, module: nn.Module, own: Callable[..., Any] | None) -> Callable[..., Any]:
         bring = self._bring
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             bring()
-            own = type(module).forward.__get__(module) if module.__dict__.get("forward") is forward else module.forward
-            return own(*args, **kwargs)
+            behind = type(module).forward.__get__(module) if own is None else own
+            inner = behind if module.__dict__.get("forward") is forward else module.forward
+            return inner(*args, **kwargs)
 
         return forward

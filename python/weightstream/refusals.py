@@ -5,6 +5,7 @@
 | `state_dict()`                                  | CPU tensors: the host's bytes of parameters, copies of buffers |
 | `to()`, `cuda()`, `half()`, `share_memory()`, … | `StateError` |
 | `load_state_dict()`                             | `StateError` |
+| diffusers' `load_lora_weights()`, transformers' `load_adapter()` | `StateError` |
 | `copy.deepcopy()`, `pickle`, `torch.save`       | `StateError` |
 | `nn.DataParallel` replicas                      | `StateError` |
 
@@ -33,6 +34,10 @@ _REFUSED = {
 }
 
 
+_LOADERS = ("load_lora_adapter", "load_adapter")
+"""What diffusers' pipelines and transformers load adapters with."""
+
+
 def refuse_changes(model: nn.Module, binding: Binding, overrides: Overrides) -> None:
     """Puts the behaviours above on every module of `model`."""
     for name, module in model.named_modules():
@@ -40,6 +45,19 @@ def refuse_changes(model: nn.Module, binding: Binding, overrides: Overrides) -> 
         for method, what in _REFUSED.items():
             overrides.set(module, method, _refusal(where, what))
         overrides.set(module, "_save_to_state_dict", _saver(module, module._save_to_state_dict, binding))
+    for method in _LOADERS:
+        if callable(getattr(type(model), method, None)):
+            overrides.set(model, method, _no_loader(type(model).__name__, method))
+
+
+def _no_loader(name: str, method: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise StateError(
+            f"{name} is attached, and {method} would put layers into it whose weights nobody places: load LoRAs with "
+            f"weightstream.offload.load_loras_into_model(model, path), which needs no detach()"
+        )
+
+    return refuse
 
 
 def _refusal(where: str, what: str) -> Callable[..., Any]:

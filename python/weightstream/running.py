@@ -55,6 +55,8 @@ class Runtime:
         """The models that it shares its device with."""
         self.doors = Doors([], self.bring)
         """What brings the model while it is away, besides its root and its blocks."""
+        self.companions: list[Runtime] = []
+        """What is on the device for this model beside its weights, and leaves it with them."""
         self.adapt: Callable[[Any], Any] | None = None
         """What is done to the arguments of its root and of hooked methods."""
         self.closing = False

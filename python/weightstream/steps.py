@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -87,12 +88,38 @@ class ModelSteps:
         """The units that streamed when they were wrapped."""
         self._settled = False
         """Whether the wrapped forwards are those of the engine's units: not while either changes, or was cut short."""
+        self.beneath_root: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any] | None = None
+        """What is called in the place of the root's forward, with it and its arguments."""
         self._wrap_whole()
 
     def restore(self) -> None:
         """Takes the wrapped forwards off. Those that somebody has wrapped in turn stay there and do nothing."""
         self._runtime.retire_wrappers()
         self._overrides.restore()
+
+    @contextmanager
+    def rearranged(self) -> Iterator[None]:
+        """Takes the wrapped forwards off, so that those beneath can be changed, and puts them on again as whole blocks: the next
+        step is watched. StateError, with nothing changed, while the model runs or something of it is held."""
+        runtime = self._runtime
+        runtime.check_process("a change of adapters")
+        if runtime.closing:
+            raise StateError("adapters were changed while their model is being detached")
+        runtime.closing = True
+        try:
+            runtime.check_idle("a change of adapters")
+            runtime.offloader.segment({}, None, False)
+            self._settled = False
+            self._evidence = self._pacing = None
+            runtime.doors.set(False)
+            self.restore()
+            try:
+                yield
+            finally:
+                self._wrap_whole()
+                runtime.doors.set(runtime.group is not None and not runtime.offloader.is_here())
+        finally:
+            runtime.closing = False
 
     def before(self) -> None:
         """Raises StateError if a managed tensor was replaced; drops evidence that no longer holds."""
@@ -134,6 +161,8 @@ class ModelSteps:
 
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the root's call, watched if there is no evidence yet."""
+        if self.beneath_root is not None:
+            inner, args, kwargs = self.beneath_root, (inner, args, kwargs), {}
         if self._evidence is not None:
             if COMPILES or not compiling():
                 return inner(*args, **kwargs)

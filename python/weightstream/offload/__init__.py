@@ -25,6 +25,13 @@ from .redirect import redirect_safetensors
 from .saving import save_model
 
 if TYPE_CHECKING:
+    from .loras import (
+        activate_loras,
+        load_loras_into_model,
+        set_step_no_for_lora,
+        sync_models_loras,
+        unload_loras_from_model,
+    )
     from .managed import OffloadObject
     from .pipeline import all, profile  # noqa: A004
 
@@ -33,9 +40,11 @@ __all__ = [
     "LoadingCancelled",
     "OffloadObject",
     "QuantizationType",
+    "activate_loras",
     "all",
     "extract_models",
     "fast_load_transformers_model",
+    "load_loras_into_model",
     "load_model_data",
     "load_sd",
     "loading_context",
@@ -50,9 +59,21 @@ __all__ = [
     "quantize",
     "redirect_safetensors",
     "save_model",
+    "set_step_no_for_lora",
+    "sync_models_loras",
+    "unload_loras_from_model",
 ]
 
-_LATER = {"OffloadObject": "managed", "all": "pipeline", "profile": "pipeline"}
+_LATER = {
+    "OffloadObject": "managed",
+    "activate_loras": "loras",
+    "all": "pipeline",
+    "load_loras_into_model": "loras",
+    "profile": "pipeline",
+    "set_step_no_for_lora": "loras",
+    "sync_models_loras": "loras",
+    "unload_loras_from_model": "loras",
+}
 """Names, and the modules that they are imported from when they are first used: those attach models, which loading needs not."""
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Optional
 
 import torch
 from torch import nn
 
+from ..adapters.declared import declare
+from ..adapters.state import unload
 from ..attaching import Place, Prepared
 from ..checks import check_model
 from ..devices import DeviceArgument, Target, open_target
@@ -29,7 +32,7 @@ from .components import Component, components_of, describe, to_device
 from .converting import convert_weights
 from .managed import ManagedModel, OffloadObject
 from .on_the_fly import check_quantizing, models_to_quantize, quantize_models
-from .parameters import Parameters, check_names, read_parameters
+from .parameters import Parameters, read_parameters
 from .pinning import share_reserve
 from .profiles import PROFILES, profile_settings, profile_type
 from .progress import LoadingCallback, loading_context
@@ -224,6 +227,9 @@ def _attach(
         name = component.name
         managed = done.models[name]
         steps.next("Hooks and LoRA Slots", name)
+        receives = name in _named(parameters.loras or False, [])
+        managed.undo.append(declare(component.model, name, receives))
+        managed.undo.append(partial(unload, component.model))
         model = prepared.pop(name)
         managed.undo.append(_place_buffers(model))
         managed.attachment = model.start(locks[name])
@@ -311,9 +317,7 @@ def _refusal(kind: str, name: str) -> Callable[..., Any]:
 def _named(value: Any, names: list[str]) -> list[str]:
     if isinstance(value, bool):
         return names if value else []
-    chosen = [value] if isinstance(value, str) else list(value)
-    check_names("compile", chosen, names)
-    return chosen
+    return [value] if isinstance(value, str) else list(value)
 
 
 class _Steps:

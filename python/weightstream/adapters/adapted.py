@@ -1,0 +1,184 @@
+"""All active adapters of one layer: what every adapted layer is, whatever it computes.
+
+    y = base(x) + ((x·Aᵀ) ∘ m)·Bᵀ     A, B  the factors of all its low-rank adapters, one below the other: two products
+      + terms                         m     their slice of the multipliers' vector
+      + biases
+
+Its tensors are parameters, so that they are placed, streamed and counted as a layer's are. They are no part of the model's module
+tree, and the model is none of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..calls import WholeModule
+from .dora import Magnitude
+from .layers import AdaptedLayer
+from .pieces import LowRank, Piece, Rows
+from .strengths import Pattern, Strengths
+from .terms import Term
+
+__all__ = ["Adapters", "Inner", "Stack"]
+
+Inner = Callable[..., Any]
+"""The forward that a layer has without adapters."""
+
+
+class Stack(nn.Module):
+    """Low-rank adapters one below the other."""
+
+    def __init__(self, lows: Sequence[tuple[int, Piece]], outputs: int, strengths: Strengths) -> None:
+        super().__init__()
+        spans = [(adapter, piece.scale, piece.low.rank) for adapter, piece in lows]
+        self.pattern = strengths.pattern(spans)
+        self.down = nn.Parameter(_joined([piece.low.down for _, piece in lows], 0), requires_grad=False)
+        ups = [_spread(piece.low, piece.rows, outputs) for _, piece in lows]
+        self.up = nn.Parameter(_joined(ups, 1), requires_grad=False)
+        self.strength: Tensor = torch.zeros(0)
+
+    def live(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Both factors and the multipliers, of the adapters that are not at zero now. All of them for compiled code, which must
+        not depend on multipliers."""
+        rows = self.pattern.live
+        if rows is None or torch.compiler.is_compiling() or rows == (0, self.pattern.size):
+            return self.down, self.up, self.strength
+        return self.down[rows[0] : rows[1]], self.up[:, rows[0] : rows[1]], self.strength[rows[0] : rows[1]]
+
+    def delta(self, first: int, past: int) -> Tensor:
+        """Rows of the difference to the weight, in float32."""
+        down, up, strength = self.live()
+        return (up[first:past].float() * strength) @ down.float().flatten(1)
+
+
+class Adapters(WholeModule):
+    """All active adapters of one layer, and its forward with them."""
+
+    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
+        super().__init__()
+        self.name = layer.name
+        self.outputs = layer.shape[0] if layer.shape else 1
+        plain = [(adapter, piece) for adapter, piece in pieces if piece.magnitude is None]
+        lows = [(adapter, piece) for adapter, piece in plain if piece.low is not None]
+        self.stack = Stack(lows, self.outputs, strengths) if lows else None
+        terms = [piece.term(strengths, adapter) for adapter, piece in plain]
+        self.terms = nn.ModuleList(term for term in terms if term is not None)
+        self.magnitudes = nn.ModuleList()
+        for adapter, piece in pieces:
+            if piece.magnitude is not None:
+                stack = Stack([(adapter, piece)], self.outputs, strengths) if piece.low is not None else None
+                term = piece.term(strengths, adapter)
+                whole = strengths.pattern([(adapter, 1.0, 1)])
+                self.magnitudes.append(Magnitude(stack, term, piece.magnitude, piece.axis, piece.rows, whole))
+        biases = [(adapter, piece) for adapter, piece in pieces if piece.bias is not None]
+        self.bias_pattern: Optional[Pattern] = None
+        self.biases: Optional[nn.Parameter] = None
+        self.bias_strength: Tensor = torch.zeros(0)
+        if biases:
+            self.bias_pattern = strengths.pattern([(adapter, _bias_scale(piece), 1) for adapter, piece in biases])
+            rows = [_spread_vector(piece.bias, piece.rows, self.outputs) for _, piece in biases]
+            self.biases = nn.Parameter(torch.stack(rows), requires_grad=False)
+        self._strengths = strengths
+        self._device: Optional[torch.device] = None
+        self._always = bool(len(self.magnitudes)) or any(term.stays_at_zero for term in self.terms)
+
+    def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outputs of the layer `module`, whose own forward is `inner`, with its adapters."""
+        raise NotImplementedError
+
+    def is_idle(self) -> bool:
+        """Whether all its adapters are at zero now, so that it computes what it does without them."""
+        return not self._always and not any(pattern.live for pattern in self._patterns())
+
+    def place(self, device: torch.device, moves: bool = True) -> None:
+        """Makes it compute with the multipliers on a device; if it `moves`, brings tensors there that are elsewhere."""
+        with torch.inference_mode(False), torch.no_grad():
+            for parameter in self.parameters() if moves else ():
+                if parameter.device != device:
+                    parameter.data = parameter.data.to(device)
+            for part, attribute, pattern in self._slots():
+                setattr(part, attribute, self._strengths.of(pattern, device))
+        self._device = device
+
+    def on(self, device: torch.device) -> None:
+        """Follows the layer to where it computes now."""
+        if device != self._device:
+            self.place(device)
+
+    def bias(self) -> Optional[Tensor]:
+        """What its adapters add to the bias, in float32."""
+        if self.biases is None or self.bias_pattern is None:
+            return None
+        if self.bias_pattern.live is None and not torch.compiler.is_compiling():
+            return None
+        return self.bias_strength @ self.biases
+
+    def live_terms(self, changes_outputs: bool) -> Iterator[Term]:
+        """The terms that are computed now."""
+        compiling = torch.compiler.is_compiling()
+        for term in self.terms:
+            if term.changes_outputs is changes_outputs and (compiling or term.stays_at_zero or term.pattern.live):
+                yield term
+
+    def plain_rows(self, numbers: Tensor, deltas: list[Tensor], first: int, past: int) -> Tensor:
+        """Rows of the weight with all adapters but those with a magnitude, in float32."""
+        made = numbers[first:past].float()
+        if self.stack is not None and (self.stack.pattern.live or torch.compiler.is_compiling()):
+            made = made + self.stack.delta(first, past).reshape(made.shape)
+        for delta in deltas:
+            made = made + delta[first:past]
+        return made
+
+    def deltas(self, numbers: Tensor) -> list[Tensor]:
+        """What terms add to the weight."""
+        return [term.delta(numbers) for changes in (True, False) for term in self.live_terms(changes)]
+
+    def _patterns(self) -> Iterator[Pattern]:
+        if self.stack is not None:
+            yield self.stack.pattern
+        for term in self.terms:
+            yield term.pattern
+        if self.bias_pattern is not None:
+            yield self.bias_pattern
+
+    def _slots(self) -> Iterator[tuple[Any, str, Pattern]]:
+        """Where slices of the vector are kept."""
+        for part in self.modules():
+            if isinstance(part, (Stack, Term)):
+                yield part, "strength", part.pattern
+            elif isinstance(part, Magnitude):
+                yield part, "strength", part.whole
+        if self.bias_pattern is not None:
+            yield self, "bias_strength", self.bias_pattern
+
+
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    # One adapter's tensors stay where they are, in its file.
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+
+
+def _spread(low: LowRank, rows: Rows, outputs: int) -> Tensor:
+    """The upper factor with rows of zeros where a part of a fused layer is not covered: one product serves all parts."""
+    if rows is None or rows == (0, outputs):
+        return low.up
+    whole = low.up.new_zeros(outputs, low.up.shape[1])
+    whole[rows[0] : rows[1]] = low.up
+    return whole
+
+
+def _spread_vector(vector: Tensor, rows: Rows, outputs: int) -> Tensor:
+    vector = vector.reshape(-1)
+    if rows is None or rows == (0, outputs):
+        return vector
+    whole = vector.new_zeros(outputs)
+    whole[rows[0] : rows[1]] = vector
+    return whole
+
+
+def _bias_scale(piece: Piece) -> float:
+    """A bias difference is added as it is; the bias of an upper factor is multiplied as the factors are."""
+    return 1.0 if piece.kind == "diff_bias" else piece.scale

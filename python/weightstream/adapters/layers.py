@@ -1,0 +1,140 @@
+"""What of a model adapters may change: its layers by name, kind and weight shape, and how each of them is computed.
+
+Reads the module tree and changes nothing. PEFT's own layers count under the name of the layer that they wrap; what they
+add to it is no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from torch import nn
+
+from ..calls import LEAVES
+from ..quant.module import QuantModule
+
+__all__ = ["AdaptedLayer", "compute_dtype", "layers_of"]
+
+_CONVOLUTIONS: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.Conv1d, "conv1d"),
+    (nn.Conv2d, "conv2d"),
+    (nn.Conv3d, "conv3d"),
+)
+_COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The types that PyTorch multiplies in."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedLayer:
+    """One layer, or a parameter that no layer owns."""
+
+    name: str
+    """As adapters name it."""
+    kind: str
+    """As the native plan names kinds: linear, conv1d, conv2d, conv3d, norm, embedding, parameter, other."""
+    shape: tuple[int, ...]
+    """Of its weight; of a parameter, its own."""
+    module: nn.Module
+    """The layer, or what owns the parameter."""
+    parameter: str
+    """The attribute that holds the weight."""
+    leaf: Optional[nn.Module] = None
+    """The module around it that hands its weights to one operator, past its forward."""
+    is_transposed: bool = False
+    """Whether the module keeps the weight as inputs by outputs."""
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether there is a bias to change."""
+        return self.kind != "parameter" and isinstance(getattr(self.module, "bias", None), torch.Tensor)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weight is no plain tensor of numbers."""
+        weight = self.module._parameters.get(self.parameter)
+        return weight is None or type(weight.data) is not torch.Tensor or not weight.is_floating_point()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that its adapters' tensors are kept in."""
+        return compute_dtype(self.module, self.parameter)
+
+
+def compute_dtype(module: nn.Module, parameter: str = "weight") -> torch.dtype:
+    """The type that a module computes in as far as its weights tell: bfloat16 where they are of none that multiplies."""
+    if isinstance(module, QuantModule):
+        return module.compute_dtype
+    weight = getattr(module, parameter, None)
+    dtype = getattr(weight, "dtype", None)
+    if dtype in _COMPUTED:
+        return dtype
+    bias = getattr(module, "bias", None)
+    dtype = getattr(bias, "dtype", None) or getattr(module, "compute_dtype", None)
+    return dtype if dtype in _COMPUTED else torch.bfloat16
+
+
+def layers_of(model: nn.Module, within: Optional[Iterable[nn.Module]] = None) -> Iterator[AdaptedLayer]:
+    """All layers of a model by the names that they have in it; of the models `within` it alone, if given."""
+    allowed = None if within is None else {id(module) for part in within for module in part.modules()}
+    seen: set[int] = set()
+
+    def walk(module: nn.Module, name: str, leaf: Optional[nn.Module]) -> Iterator[AdaptedLayer]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        if leaf is None and isinstance(module, LEAVES):
+            leaf = module
+        base = module._modules.get("base_layer")
+        if base is not None and hasattr(type(module), "active_adapters"):
+            # A layer of PEFT's: the one inside it is the model's.
+            yield from walk(base, name, leaf)
+            return
+        if allowed is None or id(module) in allowed:
+            yield from _layers(module, name, leaf)
+        for key, child in module._modules.items():
+            if child is not None:
+                yield from walk(child, f"{name}.{key}" if name else key, leaf)
+
+    yield from walk(model, "", None)
+
+
+def _layers(module: nn.Module, name: str, leaf: Optional[nn.Module]) -> Iterator[AdaptedLayer]:
+    """The layer that a module is, if it is one, and its other parameters."""
+    kind, shape, transposed = _kind(module)
+    own = set()
+    if kind is not None and name:
+        own = {"weight", "bias"}
+        yield AdaptedLayer(name, kind, shape, module, "weight", leaf, transposed)
+    if isinstance(module, QuantModule):
+        return
+    for key, parameter in module._parameters.items():
+        if parameter is not None and key not in own:
+            path = f"{name}.{key}" if name else key
+            yield AdaptedLayer(path, "parameter", tuple(parameter.shape), module, key, leaf)
+
+
+def _kind(module: nn.Module) -> tuple[Optional[str], tuple[int, ...], bool]:
+    """A module's kind as a layer, its weight's shape, and whether it is kept transposed."""
+    if isinstance(module, nn.Linear):
+        return "linear", (module.out_features, module.in_features), False
+    if isinstance(module, nn.Embedding):
+        return "embedding", (module.num_embeddings, module.embedding_dim), False
+    for cls, kind in _CONVOLUTIONS:
+        if isinstance(module, cls):
+            return kind, (module.out_channels, module.in_channels // module.groups, *module.kernel_size), False
+    sizes = [getattr(module, one, getattr(module, other, None)) for one, other in _SIZES]
+    if all(isinstance(size, int) for size in sizes):
+        return "linear", (sizes[0], sizes[1]), False
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return None, (), False
+    if type(module).__name__ == "Conv1D" and weight.dim() == 2 and isinstance(getattr(module, "nf", None), int):
+        return "linear", (weight.shape[1], weight.shape[0]), True
+    return ("norm" if weight.dim() == 1 else "other"), tuple(weight.shape), False
+
+
+_SIZES = (("out_features", "outfeatures"), ("in_features", "infeatures"))
+"""What linear layers of quantizing libraries call their sizes."""

@@ -1,0 +1,198 @@
+"""An adapter's tensors for one layer, as a plan names them, made into what layers compute with.
+
+Numbers are converted here and never on the way to the device: 8-bit floats become the layer's type, and what a product is made
+of in float32 is rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from ..errors import WeightsError
+from .layers import AdaptedLayer
+from .strengths import Strengths
+from .terms import FullTerm, HadamardTerm, KroneckerTerm, RotationTerm, Term
+
+__all__ = ["LowRank", "Piece", "read_piece"]
+
+_MOST_EXPANDED = 64
+"""A Hadamard product of two low-rank products is a low-rank product of their ranks' product. Up to this rank it is stacked
+with the others, which moves few bytes; above, it is formed where it is used."""
+
+Rows = Optional[tuple[int, int]]
+
+
+@dataclass
+class LowRank:
+    """Two factors: rank by inputs, outputs by rank. For convolutions the lower one has the filter."""
+
+    down: Tensor
+    up: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Rows of the lower factor."""
+        return len(self.down)
+
+
+@dataclass
+class Piece:
+    """What one adapter does to one layer. Either it is low-rank, or it is one of the other kinds by its name."""
+
+    kind: str
+    scale: float
+    rows: Rows = None
+    cut: Rows = None
+    low: Optional[LowRank] = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    bias: Optional[Tensor] = None
+    """What is added to the outputs."""
+    magnitude: Optional[Tensor] = None
+    axis: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        low = [] if self.low is None else [self.low.down, self.low.up]
+        parts = [*low, *self.tensors.values(), self.bias, self.magnitude]
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    def term(self, strengths: Strengths, adapter: int) -> Optional[Term]:
+        """The module that computes it; None if it is low-rank or a bias alone."""
+        if self.low is not None or not self.tensors:
+            return None
+        parts = self.tensors
+        scale = 1.0 if self.kind in ("oft", "boft") else self.scale
+        pattern = strengths.pattern([(adapter, scale, 1)])
+        if self.kind == "lokr":
+            first = [parts["w1"]] if "w1" in parts else [parts["w1_a"], parts["w1_b"]]
+            second = [parts["w2"]] if "w2" in parts else [parts["w2_a"], parts["w2_b"]]
+            return KroneckerTerm(pattern, first, second, self.rows, self.cut)
+        if self.kind == "loha":
+            pairs = [(parts[f"hada_w{n}_a"], parts[f"hada_w{n}_b"]) for n in (1, 2)]
+            return HadamardTerm(pattern, pairs[0], pairs[1], self.rows, self.cut)
+        if self.kind in ("oft", "boft"):
+            return RotationTerm(pattern, parts["stages"], parts.get("rescale"), self.kind == "boft")
+        return FullTerm(pattern, parts["diff"], self.rows, self.cut)
+
+
+def read_piece(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer) -> Piece:
+    """A target of a plan with its tensors, in the type that the layer computes in."""
+    parts = {role: _cut(tensors[key], first, past) for role, (key, first, past) in target.parts.items()}
+    piece = Piece(target.kind, float(target.scale), _pair(target.rows), _pair(getattr(target, "cut", None)))
+    dtype = layer.dtype
+    if "magnitude" in parts:
+        piece.magnitude = parts.pop("magnitude").float().reshape(-1)
+        piece.axis = int(target.axis or 0)
+        if piece.axis == 1 and piece.rows is not None:
+            raise WeightsError(
+                f"{layer.name}: a DoRA adapter with a magnitude a column covers rows {piece.rows[0]} to {piece.rows[1]} of a "
+                f"fused layer, whose columns are longer"
+            )
+    if "bias" in parts:
+        piece.bias = parts.pop("bias").float()
+    if target.kind == "lora":
+        _read_low_rank(piece, parts, layer, dtype)
+    elif target.kind == "loha":
+        _read_hadamard(piece, parts, layer, dtype)
+    elif target.kind == "lokr":
+        core = parts.pop("t2", None)
+        if core is not None:
+            made = _core(core, parts.pop("w2_a"), parts.pop("w2_b"))
+            parts["w2"] = made
+        piece.tensors = {role: _as(part, dtype) for role, part in parts.items()}
+    elif target.kind in ("oft", "boft"):
+        # What was written as the bound of a rotation is no scale.
+        piece.tensors = {"stages": _as(_stages(parts, piece), torch.float32)}
+        if "rescale" in parts:
+            piece.tensors["rescale"] = parts["rescale"].float()
+        piece.scale = 1.0
+    elif target.kind == "diff_bias":
+        piece.bias = next(iter(parts.values())).float()
+    else:
+        piece.tensors = {"diff": _as(next(iter(parts.values())), dtype)}
+    return piece
+
+
+def _read_low_rank(piece: Piece, parts: dict[str, Tensor], layer: AdaptedLayer, dtype: torch.dtype) -> None:
+    down, up, mid = parts["down"], parts["up"], parts.get("mid")
+    up = up.reshape(up.shape[0], -1)
+    if mid is not None:
+        made = _core(mid, up.t(), down.reshape(down.shape[0], -1))
+        piece.tensors = {"diff": _as(made, dtype)}
+        return
+    piece.low = _low_rank(down.reshape(down.shape[0], *layer.shape[1:]), up, dtype)
+
+
+def _low_rank(down: Tensor, up: Tensor, dtype: torch.dtype) -> LowRank:
+    if dtype == torch.float16:
+        down, up = _balanced(down, up)
+    return LowRank(_as(down, dtype), _as(up, dtype))
+
+
+def _read_hadamard(piece: Piece, parts: dict[str, Tensor], layer: AdaptedLayer, dtype: torch.dtype) -> None:
+    cores = [parts.pop("hada_t1", None), parts.pop("hada_t2", None)]
+    pairs = [(parts[f"hada_w{n}_a"].float(), parts[f"hada_w{n}_b"].float()) for n in (1, 2)]
+    if cores[0] is not None and cores[1] is not None:
+        made = [_core(core.float(), upper, lower) for core, (upper, lower) in zip(cores, pairs)]
+        piece.kind, piece.tensors = "diff", {"diff": _as(made[0] * made[1], dtype)}
+        return
+    if pairs[0][0].shape[1] * pairs[1][0].shape[1] <= _MOST_EXPANDED and piece.cut is None:
+        up = torch.einsum("oi,oj->oij", pairs[0][0], pairs[1][0]).flatten(1)
+        down = torch.einsum("in,jn->ijn", pairs[0][1].flatten(1), pairs[1][1].flatten(1)).flatten(0, 1)
+        piece.low = _low_rank(down.reshape(down.shape[0], *layer.shape[1:]), up, dtype)
+        return
+    piece.tensors = {role: _as(part, dtype) for role, part in parts.items()}
+
+
+def _core(core: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
+    """A product with a core between its factors: the filter of a convolution."""
+    return torch.einsum("ij...,ip,jr->pr...", core.float(), upper.float(), lower.float())
+
+
+def _stages(parts: dict[str, Tensor], piece: Piece) -> Tensor:
+    """Matrices that multiply blocks of outputs, less the identity."""
+    if "rotations" in parts:
+        turned = parts["rotations"].double()
+    else:
+        blocks = parts["blocks"].double()
+        skew = blocks - blocks.transpose(-1, -2)
+        norm = skew.norm() + 1e-8
+        if 0.0 < piece.scale < float(norm):
+            skew = skew * (piece.scale / norm)
+        one = torch.eye(blocks.shape[-1], dtype=torch.float64)
+        turned = torch.linalg.solve(one - skew, one + skew, left=False)
+    if piece.kind == "oft":
+        turned = turned.transpose(-1, -2).unsqueeze(0)
+    return (turned - torch.eye(turned.shape[-1], dtype=torch.float64)).float()
+
+
+def _balanced(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The same product with factors of like size, by powers of two: float16 overflows where one of them is large."""
+    one = down.float().flatten(1).norm(dim=1).clamp_min(1e-30)
+    two = up.float().norm(dim=0).clamp_min(1e-30)
+    power = torch.exp2(torch.round((torch.log2(one) - torch.log2(two)) / 2))
+    return down.float() / power.reshape(-1, *[1] * (down.dim() - 1)), up.float() * power
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another type; numbers that it cannot hold become the largest that it can."""
+    if tensor.dtype == dtype:
+        return tensor
+    if dtype == torch.float16:
+        largest = torch.finfo(dtype).max
+        tensor = tensor.float().clamp(-largest, largest)
+    return tensor.to(dtype)
+
+
+def _cut(tensor: Tensor, first: Optional[int], past: Optional[int]) -> Tensor:
+    return tensor if first is None else tensor[first:past]
+
+
+def _pair(rows: Any) -> Rows:
+    return None if rows is None else (int(rows[0]), int(rows[1]))

@@ -1,0 +1,202 @@
+"""Adapted linear layers and convolutions: the layer's own product, and its adapters' beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import WeightsError
+from ..quant.layers import QuantConv1d, QuantConv2d, QuantConv3d, QuantLinear
+from .adapted import Adapters, Inner
+from .dora import factors
+from .layers import AdaptedLayer
+from .numbers import plain_forward, weight_numbers
+from .pieces import Piece
+from .strengths import Strengths
+
+__all__ = ["ConvolutionAdapters", "LinearAdapters"]
+
+_FRESH = tuple(
+    cls.forward
+    for cls in (nn.Linear, QuantLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, QuantConv1d, QuantConv2d, QuantConv3d)
+)
+"""Forwards that give a tensor which nobody else has, so that it may be added to in place."""
+
+
+class _ProductAdapters(Adapters):
+    """What both have in common."""
+
+    dimensions = 0
+    """Of the outputs behind the channels."""
+
+    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
+        super().__init__(layer, pieces, strengths)
+        self._is_transposed = layer.is_transposed
+        self._columns = layer.shape[1]
+        self._factors: list[Tensor] = []
+        self._key: Any = None
+
+    def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's outputs with its adapters."""
+        base = plain_forward(module, inner)
+        if not torch.compiler.is_compiling() and self.is_idle():
+            return base(*args, **kwargs)
+        inputs, args, kwargs = _split(args, kwargs)
+        found = self._scales(module, base, inputs) if len(self.magnitudes) else []
+        # From the last magnitude in to the first: what it multiplies, those before it have been given already.
+        given = [inputs] * (len(found) + 1)
+        for number in range(len(found) - 1, -1, -1):
+            scale = self._by_channel(found[number]) if self.magnitudes[number].axis == 1 else None
+            given[number] = given[number + 1] if scale is None else given[number + 1] * scale.to(inputs.dtype)
+        outputs = base(given[0], *args, **kwargs)
+        self.on(outputs.device)
+        if type(module).forward not in _FRESH:
+            outputs = outputs.clone()
+        outputs = self._add(module, outputs, given[0])
+        bias = module._parameters.get("bias") if found else None
+        for number, magnitude in enumerate(self.magnitudes):
+            outputs = self._add_decomposed(module, outputs, given[number], number)
+            if magnitude.axis == 0:
+                factor = found[number]
+                outputs.mul_(self._by_channel(factor))
+                if bias is not None:
+                    outputs.add_(self._by_channel(bias.float() * (1 - factor)))
+        added = self.bias()
+        return outputs if added is None else outputs.add_(self._by_channel(added))
+
+    def _scales(self, module: nn.Module, base: Inner, inputs: Tensor) -> list[Tensor]:
+        """The factors of its magnitudes, computed anew if a multiplier changed."""
+        if torch.compiler.is_compiling():
+            return factors(self, self._numbers(module, base, inputs))
+        key = (self._device, tuple(p.values for p in self._patterns()), tuple(m.values() for m in self.magnitudes))
+        if key != self._key:
+            self._key = None
+            numbers = self._numbers(module, base, inputs)
+            self.on(numbers.device)
+            made = factors(self, numbers)
+            with torch.inference_mode(False), torch.no_grad():
+                if len(self._factors) != len(made) or self._factors[0].device != made[0].device:
+                    self._factors = [factor.clone() for factor in made]
+                else:  # in place: what was captured reads them
+                    for factor, value in zip(self._factors, made):
+                        factor.copy_(value)
+            self._key = (self._device, *key[1:])
+        return self._factors
+
+    def _numbers(self, module: nn.Module, base: Inner, inputs: Tensor) -> Tensor:
+        dtype = inputs.dtype if inputs.is_floating_point() else torch.bfloat16
+        numbers = weight_numbers(module, base, self._columns, dtype)
+        return numbers.t() if self._is_transposed else numbers
+
+    def _by_channel(self, vector: Tensor) -> Tensor:
+        return vector.reshape(-1, *[1] * self.dimensions)
+
+    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _add_decomposed(self, module: nn.Module, outputs: Tensor, inputs: Tensor, number: int) -> Tensor:
+        raise NotImplementedError
+
+
+class LinearAdapters(_ProductAdapters):
+    """A linear layer's adapters."""
+
+    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
+        made = outputs.reshape(-1, outputs.shape[-1])
+        rows = _rows(inputs, made)
+        own: Optional[Tensor] = None
+        for term in self.live_terms(True):
+            if own is None:
+                bias = module._parameters.get("bias")
+                own = made.clone() if bias is None else made - bias.to(made.dtype)
+            made.add_(term.rotated(own) - own)
+        _low_rank(self.stack, made, rows)
+        for term in self.live_terms(False):
+            term.add(made, rows)
+        return made.view(outputs.shape)
+
+    def _add_decomposed(self, module: nn.Module, outputs: Tensor, inputs: Tensor, number: int) -> Tensor:
+        magnitude = self.magnitudes[number]
+        made = outputs.reshape(-1, outputs.shape[-1])
+        rows = _rows(inputs, made)
+        _low_rank(magnitude.stack, made, rows)
+        if magnitude.term is not None:
+            magnitude.term.add(made, rows)
+        return made.view(outputs.shape)
+
+
+class ConvolutionAdapters(_ProductAdapters):
+    """A convolution's adapters: a convolution into the rank and one by points out of it; what has groups, or is no product of two
+    factors, with the difference to the weight."""
+
+    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
+        super().__init__(layer, pieces, strengths)
+        self.dimensions = len(layer.shape) - 2
+        self._shape = layer.shape
+        self._grouped = layer.module.groups != 1
+
+    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
+        numbers = self._like(outputs)
+        deltas = [term.delta(numbers) for term in self.live_terms(False)]
+        turned = list(self.live_terms(True))
+        if turned:
+            bias = module._parameters.get("bias")
+            own = outputs if bias is None else outputs - self._by_channel(bias.to(outputs.dtype))
+            at = outputs.dim() - self.dimensions - 1
+            columns = own.movedim(at, -1)
+            flat = columns.reshape(-1, columns.shape[-1])
+            for term in turned:
+                outputs = outputs + (term.rotated(flat) - flat).reshape(columns.shape).movedim(-1, at)
+        return self._with(module, outputs, inputs, self.stack, deltas)
+
+    def _add_decomposed(self, module: nn.Module, outputs: Tensor, inputs: Tensor, number: int) -> Tensor:
+        magnitude = self.magnitudes[number]
+        deltas = [] if magnitude.term is None else [magnitude.term.delta(self._like(outputs))]
+        return self._with(module, outputs, inputs, magnitude.stack, deltas)
+
+    def _with(self, module: Any, outputs: Tensor, inputs: Tensor, stack: Any, deltas: list[Tensor]) -> Tensor:
+        inputs = inputs.to(outputs.dtype)
+        if stack is not None and (stack.pattern.live or torch.compiler.is_compiling()):
+            if self._grouped:
+                deltas = [*deltas, stack.delta(0, self.outputs).reshape(self._shape)]
+            else:
+                down, up, strength = stack.live()
+                made = module._conv_forward(inputs, down.to(outputs.dtype), None).mul_(self._by_channel(strength))
+                at = outputs.dim() - self.dimensions - 1
+                outputs = outputs + torch.matmul(made.movedim(at, -1), up.to(outputs.dtype).t()).movedim(-1, at)
+        for delta in deltas:
+            outputs = outputs + module._conv_forward(inputs, delta.to(outputs.dtype), None)
+        return outputs
+
+    def _like(self, outputs: Tensor) -> Tensor:
+        """A tensor of the weight's shape, of which nobody reads the numbers."""
+        return torch.empty(1, dtype=torch.float32, device=outputs.device).expand(self._shape)
+
+
+def _rows(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Inputs as a matrix, in the type and on the device of the outputs."""
+    return inputs.reshape(-1, inputs.shape[-1]).to(outputs.device, outputs.dtype)
+
+
+def _low_rank(stack: Any, outputs: Tensor, rows: Tensor) -> None:
+    """Adds stacked low-rank adapters: two products."""
+    if stack is None or not (stack.pattern.live or torch.compiler.is_compiling()):
+        return
+    down, up, strength = stack.live()
+    dtype = outputs.dtype
+    # The multipliers are float32: the product is made in that and rounded once.
+    made = (rows @ down.to(dtype).t()).mul_(strength)
+    outputs.addmm_(made.to(dtype), up.to(dtype).t())
+
+
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """The input apart from what else a layer is given."""
+    if args:
+        return args[0], args[1:], kwargs
+    for name in ("input", "x", "hidden_states"):
+        if name in kwargs:
+            return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
+    raise WeightsError(f"an adapted layer was called with {sorted(kwargs)} and no input that is known")

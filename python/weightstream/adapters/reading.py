@@ -1,0 +1,116 @@
+"""Reads an adapter file against a model's layers: all of it fits, or the file is refused with every reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+from torch import Tensor
+
+from .. import _native
+from ..errors import CheckpointError, WeightsError
+from ..filetypes import name_of_dtype
+from ..offload.renaming import preprocess
+from ..offload.sources import read_source
+from .layers import AdaptedLayer
+from .pieces import Piece, read_piece
+from .state import LoadedAdapter
+
+__all__ = ["ModelLayers", "read_adapter"]
+
+_LARGEST_CONFIG = 1 << 20
+"""Bytes of a configuration beside a file that are read."""
+_NAMED = 8
+"""Reasons that an error lists."""
+
+
+class ModelLayers:
+    """A model's layers as the native plan takes them."""
+
+    def __init__(self, layers: Sequence[AdaptedLayer]) -> None:
+        self.by_name = {layer.name: layer for layer in layers}
+        self.described = [(layer.name, layer.kind, list(layer.shape), layer.has_bias) for layer in layers]
+
+
+def read_adapter(
+    source: Any,
+    model: ModelLayers,
+    *,
+    split: Optional[Mapping[str, Any]] = None,
+    preprocess_sd: Any = None,
+    ignore_variations: bool = False,
+    progress: Any = None,
+    poll: Callable[[], None] = lambda: None,
+) -> LoadedAdapter:
+    """One file's adapters for a model. WeightsError, with the keys and reasons, for a file that does not fit whole."""
+    read = read_source(source, progress)
+    tensors, _, _ = preprocess(preprocess_sd, read.sd, None, None)
+    poll()
+    described, scalars = _described(tensors)
+    if not described:
+        raise WeightsError("there are no tensors in it")
+    plan = _native.AdapterPlan(
+        model.described,
+        described,
+        scalars,
+        read.metadata,
+        config=_config_beside(read.files),
+        split=None if split is None else json.dumps(split),
+        ignore_variations=ignore_variations,
+    )
+    _check(plan, ignore_variations)
+    pieces: dict[str, list[Piece]] = {}
+    for target in plan.targets():
+        poll()
+        pieces.setdefault(target.layer, []).append(read_piece(target, tensors, model.by_name[target.layer]))
+    notes = [*plan.notes(), *(f"left out: {reason}" for reason in _reasons(plan.skipped()))]
+    if ignore_variations:
+        notes.extend(f"left out: {summary}" for summary, _ in plan.absent())
+    return LoadedAdapter(read.name, pieces, notes)
+
+
+def _described(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[str, str, list[int]]], dict[str, float]]:
+    """Every tensor's type and shape, and the values of single numbers."""
+    described = []
+    scalars = {}
+    for key, tensor in tensors.items():
+        kind = name_of_dtype(tensor.dtype)
+        if kind is None:
+            raise WeightsError(f"{key} is {tensor.dtype}, which no adapter is made of")
+        described.append((key, kind, list(tensor.shape)))
+        if tensor.numel() == 1:
+            scalars[key] = float(tensor.reshape(()).double())
+    return described, scalars
+
+
+def _check(plan: Any, ignore_variations: bool) -> None:
+    refused = plan.refused()
+    absent = [] if ignore_variations else plan.absent()
+    if refused or absent:
+        reasons = [*_reasons(refused), *(summary for summary, _ in absent)]
+        more = f"; and {len(reasons) - _NAMED} more reasons" if len(reasons) > _NAMED else ""
+        hint = "" if refused else ". ignore_model_variations=True leaves out what the model does not have"
+        raise WeightsError("; ".join(reasons[:_NAMED]) + more + hint)
+    if not plan.targets():
+        raise WeightsError(f"nothing in it is for this model: {plan.report()}")
+
+
+def _reasons(refused: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{key}: {reason}" for key, reason in refused]
+
+
+def _config_beside(files: Sequence[str]) -> Optional[str]:
+    """The text of PEFT's configuration beside a file, if it has one."""
+    for file in files:
+        path = os.path.join(os.path.dirname(os.path.abspath(file)), "adapter_config.json")
+        try:
+            with open(path, "rb") as opened:
+                text = opened.read(_LARGEST_CONFIG + 1)
+        except OSError:
+            continue
+        if len(text) > _LARGEST_CONFIG:
+            raise CheckpointError(f"{path} is larger than {_LARGEST_CONFIG} bytes, which no adapter's configuration is")
+        return text.decode("utf-8", "replace")
+    return None

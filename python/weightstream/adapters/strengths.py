@@ -1,0 +1,101 @@
+"""The multipliers of a model's active adapters: one vector of float32 a device, updated in place.
+
+    vector    | 0.8·2 0.8·2 0.8·2 0.8·2 0.5·1 0.5·1 | 0.8 | 0.5 | …
+    pattern     rank rows of layers with these adapters,  biases, terms
+                ranks and scales, all of them
+
+Kernels read their slice of it, so that compiled code and captured graphs see a new multiplier without being made anew. Layers
+whose adapters have the same ranks and scales share a slice: the vector stays small however many layers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+__all__ = ["Pattern", "Strengths"]
+
+Span = tuple[int, float, int]
+"""The number of an active adapter, what its multiplier is multiplied by, and for how many rows."""
+
+
+class Pattern:
+    """A slice of the vector, and which part of it is not zero now."""
+
+    def __init__(self, spans: tuple[Span, ...], start: int) -> None:
+        self.spans = spans
+        self.start = start
+        self.size = sum(count for _, _, count in spans)
+        self.live: Optional[tuple[int, int]] = None
+        """The rows from the first to the last one of an adapter whose multiplier is not zero; None if all are."""
+        self.values: tuple[float, ...] = ()
+        """The multipliers of its spans now, which tell one setting from another."""
+
+    @property
+    def stop(self) -> int:
+        """Where the slice ends."""
+        return self.start + self.size
+
+    def set(self, multipliers: Sequence[float]) -> None:
+        """Takes the active adapters' multipliers."""
+        first: Optional[int] = None
+        last = at = 0
+        for adapter, scale, count in self.spans:
+            if multipliers[adapter] * scale != 0.0 and count:
+                first = at if first is None else first
+                last = at + count
+            at += count
+        self.live = None if first is None else (first, last)
+        self.values = tuple(multipliers[adapter] for adapter, _, _ in self.spans)
+
+
+class Strengths:
+    """All patterns of a model's adapters, and the vector on each device that computes with them."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[tuple[Span, ...], Pattern] = {}
+        self._size = 0
+        self._vectors: dict[torch.device, Tensor] = {}
+        self._adapters: Optional[Tensor] = None
+        self._scales: Optional[Tensor] = None
+        self.multipliers: list[float] = []
+        """Those in force."""
+
+    def pattern(self, spans: Sequence[Span]) -> Pattern:
+        """The pattern with these rows. All are asked for before the first multiplier is set."""
+        key = tuple(spans)
+        if key not in self._patterns:
+            self._patterns[key] = Pattern(key, self._size)
+            self._size += self._patterns[key].size
+        return self._patterns[key]
+
+    def set(self, multipliers: Sequence[float]) -> None:
+        """Makes these the active adapters' multipliers, everywhere."""
+        if self._adapters is None or len(self._adapters) != self._size:
+            rows = [span for pattern in self._patterns.values() for span in pattern.spans for _ in range(span[2])]
+            self._adapters = torch.tensor([adapter for adapter, _, _ in rows], dtype=torch.int64)
+            self._scales = torch.tensor([scale for _, scale, _ in rows], dtype=torch.float64)
+        self.multipliers = list(multipliers)
+        for pattern in self._patterns.values():
+            pattern.set(self.multipliers)
+        values = self._values()
+        with torch.inference_mode(False), torch.no_grad():
+            for vector in self._vectors.values():
+                # Pageable memory this small is staged by the driver at once: nobody waits for the device.
+                vector.copy_(values, non_blocking=True)
+
+    def of(self, pattern: Pattern, device: torch.device) -> Tensor:
+        """A pattern's slice on a device."""
+        if device not in self._vectors:
+            with torch.inference_mode(False), torch.no_grad():
+                self._vectors[device] = self._values().to(device)
+        return self._vectors[device][pattern.start : pattern.stop]
+
+    def _values(self) -> Tensor:
+        if self._adapters is None or self._scales is None or not self.multipliers:
+            return torch.zeros(self._size, dtype=torch.float32)
+        given = torch.tensor(self.multipliers, dtype=torch.float64)
+        return (given[self._adapters] * self._scales).to(torch.float32)

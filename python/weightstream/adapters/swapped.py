@@ -1,0 +1,134 @@
+"""Adapted layers whose weight is changed for the time of a forward: norms, bare parameters, and what lies in modules that hand their
+parts' weights to one operator, such as `nn.MultiheadAttention`. The parameter object stays; another tensor takes its place meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..calls import WholeModule
+from ..errors import WeightsError
+from ..quant.layers import QuantEmbedding
+from ..uncompiled import uncompiled
+from .adapted import Adapters, Inner
+from .dora import factors, scaled
+from .layers import AdaptedLayer
+from .numbers import is_float8
+from .pieces import Piece
+from .strengths import Strengths
+
+__all__ = ["EmbeddingAdapters", "Swap", "SwappedAdapters", "needs_swap"]
+
+
+class EmbeddingAdapters(Adapters):
+    """An embedding's adapters, which are whole differences: their rows are looked up beside its own."""
+
+    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
+        super().__init__(layer, pieces, strengths)
+        if type(layer.module).forward not in (nn.Embedding.forward, QuantEmbedding.forward):
+            raise WeightsError(f"{layer.name} is an embedding with a forward of its own, which adapters cannot add to")
+
+    def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The rows with the differences'."""
+        outputs = inner(*args, **kwargs)
+        if not torch.compiler.is_compiling() and self.is_idle():
+            return outputs
+        self.on(outputs.device)
+        indices = args[0] if args else kwargs["input"]
+        for term in self.live_terms(False):
+            outputs = outputs + (F.embedding(indices, term.weight) * term.strength).to(outputs.dtype)
+        return outputs
+
+
+class SwappedAdapters(Adapters):
+    """Adapters of one parameter, and of the bias beside it, that are added to them."""
+
+    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
+        super().__init__(layer, pieces, strengths)
+        if layer.is_quantized and (len(self.terms) or self.stack is not None or len(self.magnitudes)):
+            raise WeightsError(f"{layer.name} is quantized inside a module that reads its weight past its forward")
+        # Not as attributes: neither module becomes a part of this one.
+        self.__dict__["_owner"] = layer.module
+        self._parameter = layer.parameter
+        self._shape = layer.shape
+        self._is_transposed = layer.is_transposed
+
+    def changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """The parameters that are others now, in their turn."""
+        owner = self.__dict__["_owner"]
+        weight = owner._parameters.get(self._parameter)
+        if weight is not None and (self._always or self._changes_weight()):
+            self.on(weight.device)
+            numbers = (weight.t() if self._is_transposed else weight).reshape(self._shape)
+            made = self._changed(numbers)
+            yield owner, self._parameter, _rounded(made.t() if self._is_transposed else made, weight)
+        bias = owner._parameters.get("bias")
+        if bias is not None and self.biases is not None:
+            self.on(bias.device)
+            added = self.bias()
+            if added is not None:
+                yield owner, "bias", _rounded(bias.float() + added.reshape(bias.shape), bias)
+
+    def _changes_weight(self) -> bool:
+        stacked = self.stack is not None and self.stack.pattern.live is not None
+        return stacked or any(term.pattern.live for term in self.terms)
+
+    def _changed(self, numbers: Tensor) -> Tensor:
+        whole = numbers.shape[0] if numbers.dim() else 1
+        if not numbers.dim():
+            numbers = numbers.reshape(1)
+        deltas = self.deltas(numbers)
+        made = self.plain_rows(numbers, deltas, 0, whole)
+        if len(self.magnitudes):
+            for magnitude, factor in zip(self.magnitudes, factors(self, numbers)):
+                made = scaled(magnitude.added(made, numbers, 0, whole), magnitude.axis, factor, 0, whole)
+        return made.reshape(self._shape)
+
+
+class Swap(WholeModule):
+    """Everything that is swapped around one module's forward."""
+
+    def __init__(self, layers: Sequence[SwappedAdapters]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's forward with its parameters changed."""
+        saved: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for layer in self.layers:
+                for owner, name, tensor in layer.changed():
+                    saved.append((owner._parameters, name, owner._parameters[name]))
+                    owner._parameters[name] = tensor
+            return inner(*args, **kwargs)
+        finally:
+            while saved:
+                parameters, name, before = saved[-1]
+                parameters[name] = before
+                saved.pop()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is changed now."""
+        return all(layer.is_idle() for layer in self.layers)
+
+
+# A compiler cannot follow parameters that are others for a moment: it cuts its graph around this call.
+uncompiled(Swap.forward)
+
+
+def needs_swap(layer: AdaptedLayer) -> bool:
+    """Whether the layer's adapters are added to its weight."""
+    return layer.leaf is not None or layer.kind in ("norm", "parameter", "other")
+
+
+def _rounded(numbers: Tensor, like: Tensor) -> Tensor:
+    """In the type of the parameter; what an 8-bit float cannot hold is the largest that it can."""
+    if is_float8(like.dtype):
+        largest = torch.finfo(like.dtype).max
+        numbers = numbers.clamp(-largest, largest)
+    return numbers.to(like.dtype)
