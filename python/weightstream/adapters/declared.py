@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import StateError
 
-__all__ = ["declare", "declared_within"]
+__all__ = ["declare", "declared_within", "name_of"]
 
 _models: weakref.WeakKeyDictionary[nn.Module, tuple[str, bool]] = weakref.WeakKeyDictionary()
 
@@ -26,6 +26,12 @@ def declare(model: nn.Module, name: str, receives: bool) -> Callable[[], None]:
             _models.pop(model, None)
 
     return end
+
+
+def name_of(model: nn.Module) -> Optional[str]:
+    """What its pipeline calls a model; None if it was set up by no pipeline."""
+    found = _models.get(model)
+    return None if found is None else found[0]
 
 
 def declared_within(model: nn.Module) -> Optional[list[nn.Module]]:

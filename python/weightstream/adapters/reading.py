@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -24,6 +25,8 @@ _LARGEST_CONFIG = 1 << 20
 """Bytes of a configuration beside a file that are read."""
 _NAMED = 8
 """Reasons that an error lists."""
+_ANOTHERS = re.compile(r"((second |third )?(transformer|text encoder)|autoencoder): \d+ keys not in this model")
+"""How a plan sums up keys that are for another model of the pipeline: one file may have them all."""
 
 
 class ModelLayers:
@@ -38,6 +41,7 @@ def read_adapter(
     source: Any,
     model: ModelLayers,
     *,
+    component: Optional[str] = None,
     split: Optional[Mapping[str, Any]] = None,
     preprocess_sd: Any = None,
     ignore_variations: bool = False,
@@ -58,6 +62,7 @@ def read_adapter(
         read.metadata,
         config=_config_beside(read.files),
         split=None if split is None else json.dumps(split),
+        component=component,
         ignore_variations=ignore_variations,
     )
     _check(plan, ignore_variations)
@@ -65,9 +70,10 @@ def read_adapter(
     for target in plan.targets():
         poll()
         pieces.setdefault(target.layer, []).append(read_piece(target, tensors, model.by_name[target.layer]))
-    notes = [*plan.notes(), *(f"left out: {reason}" for reason in _reasons(plan.skipped()))]
-    if ignore_variations:
-        notes.extend(f"left out: {summary}" for summary, _ in plan.absent())
+    absent = {key for _, keys in plan.absent() for key in keys}
+    skipped = [(key, reason) for key, reason in plan.skipped() if key not in absent]
+    left = [*(summary for summary, _ in plan.absent()), *_reasons(skipped)]
+    notes = [*plan.notes(), *(f"left out: {reason}" for reason in left)]
     return LoadedAdapter(read.name, pieces, notes)
 
 
@@ -87,9 +93,9 @@ def _described(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[str, str, list
 
 def _check(plan: Any, ignore_variations: bool) -> None:
     refused = plan.refused()
-    absent = [] if ignore_variations else plan.absent()
+    absent = [summary for summary, _ in plan.absent() if not ignore_variations and not _ANOTHERS.fullmatch(summary)]
     if refused or absent:
-        reasons = [*_reasons(refused), *(summary for summary, _ in absent)]
+        reasons = [*_reasons(refused), *absent]
         more = f"; and {len(reasons) - _NAMED} more reasons" if len(reasons) > _NAMED else ""
         hint = "" if refused else ". ignore_model_variations=True leaves out what the model does not have"
         raise WeightsError("; ".join(reasons[:_NAMED]) + more + hint)

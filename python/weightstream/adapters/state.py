@@ -70,8 +70,7 @@ class AdapterSet:
             self.active, self.multipliers, before = former
             for user, (made, step) in zip(users, before):
                 user.step = step
-                if made is not None:
-                    user.use(made)
+                user.use(made)
             raise
 
 
@@ -110,30 +109,36 @@ class ModelAdapters:
         names = {name for adapter in chosen.loaded for name in adapter.pieces}
         hosts = {id(host): host for host in (self._host(self.layers[name]) for name in names)}
         placement = Placement([*hosts.values(), *turning_modules(hosts)])
-        former = (self.set, self._placement, self._built, self.step)
-        before = self._placement or Placement(())
-        self.set, self._built = chosen, None
+        former = (self.set, self._placement or Placement(()), self._built, self.step)
+        began = False
         try:
+            self.set, self._built = chosen, None
             built = self.built(chosen.active, chosen.multipliers)
-            with rearranged(placement, before):
-                try:
-                    before.take()
-                    placement.put()
-                    self._placement, self.step = placement, step
-                    self.use(built)
-                except BaseException:
-                    placement.take()
-                    before.put()
-                    raise
-            former[0].users.discard(self)
-            chosen.users.add(self)
-            for attachment in placement.attachments():
-                attachment.after_detach.append(partial(_left, weakref.ref(self), weakref.ref(attachment)))
+            with rearranged(placement, former[1]):
+                began = True
+                self._used = None
+                former[1].take()
+                placement.put()
+                self._go(chosen, placement, built, step)
         except BaseException:
-            self.set, self._placement, self._built, self.step = former
-            if self._built is not None:
-                self.use(self._built)
+            self.set, _, self._built, self.step = former
+            if began:
+                with rearranged(placement, former[1]):
+                    self._used = None
+                    placement.take()
+                    former[1].take()
+                    former[1].put()
+                    self._go(*former)
             raise
+
+    def _go(self, chosen: AdapterSet, placement: Placement, built: Optional[Built], step: int) -> None:
+        """Computes with adapters whose forwards are in place."""
+        self.set.users.discard(self)
+        self.set, self._placement, self.step = chosen, placement, step
+        self.use(built)
+        chosen.users.add(self)
+        for attachment in placement.attachments():
+            attachment.after_detach.append(partial(_left, weakref.ref(self), weakref.ref(attachment)))
 
     def again(self) -> None:
         """Puts the same adapters in their places anew: the model, or a part of it, was attached."""
@@ -169,20 +174,20 @@ class ModelAdapters:
         strengths.set([at_step(multiplier, 0) for multiplier in multipliers])
         return Built(strengths, computed, key)
 
-    def use(self, built: Built) -> None:
-        """Computes with it from the next forward on."""
-        placement = self._placement
-        if placement is None:
-            self._built = built
-            return
-        if built is not self._built or self._used is not built:
+    def use(self, built: Optional[Built]) -> None:
+        """Computes with it from the next forward on; None is for no adapters."""
+        placement = self._placement or Placement(())
+        if built is None or self._used is not built:
             for attachment in placement.attachments():
                 attachment._runtime.check_idle("a change of adapters")
             for slot in placement.slots.values():
                 slot.current = None
             self._used = None
             self._settled.leave()
-            self._built = built
+        self._built = built
+        if built is None:
+            return
+        if self._used is not built:
             computed = self._settled.settle(placement, built.computed, self.set.reserve)
             for host, slot in placement.slots.items():
                 slot.current = computed.get(host)

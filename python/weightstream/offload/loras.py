@@ -12,13 +12,13 @@ from typing import Any, Optional, Union
 
 from torch import nn
 
-from ..adapters.declared import declared_within
+from ..adapters.declared import declared_within, name_of
 from ..adapters.layers import layers_of
 from ..adapters.multipliers import read_multipliers, read_step
 from ..adapters.reading import ModelLayers, read_adapter
 from ..adapters.state import AdapterSet, LoadedAdapter, ModelAdapters, remember, state_of, unload
 from ..errors import LoadingCancelled, ModelError, StateError, WeightsError, WeightstreamError
-from .progress import Progress, progress_of
+from .progress import progress_of
 
 __all__ = [
     "activate_loras",
@@ -75,8 +75,15 @@ def load_loras_into_model(
         for number, path in enumerate(paths):
             progress.phase("Loading LoRAs", number, len(paths))
             try:
-                adapter = _read(
-                    path, described, split_linear_modules_map, preprocess_sd, ignore_model_variations, progress
+                adapter = read_adapter(
+                    path,
+                    described,
+                    component=name_of(model),
+                    split=split_linear_modules_map,
+                    preprocess_sd=preprocess_sd,
+                    ignore_variations=ignore_model_variations,
+                    progress=progress,
+                    poll=progress.poll,
                 )
             except LoadingCancelled:
                 raise
@@ -173,20 +180,6 @@ def _put(model: nn.Module, parts: Optional[list[nn.Module]], described: ModelLay
         return
     state.update_layers(described.by_name)
     state.replace(chosen)
-
-
-def _read(
-    path: Any, described: ModelLayers, split: Any, preprocess_sd: Any, ignore: bool, progress: Progress
-) -> LoadedAdapter:
-    return read_adapter(
-        path,
-        described,
-        split=split,
-        preprocess_sd=preprocess_sd,
-        ignore_variations=ignore,
-        progress=progress,
-        poll=progress.poll,
-    )
 
 
 def _state(what: str, model: Any) -> Optional[ModelAdapters]:
