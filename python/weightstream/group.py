@@ -20,6 +20,7 @@ from torch import nn
 from ._native import Share
 from .devices import Target
 from .errors import StateError
+from .overrides import is_adapted
 
 if TYPE_CHECKING:
     from .running import Runtime
@@ -153,7 +154,7 @@ class Doors:
             for module in self._modules:
                 own = module.__dict__.get("forward")
                 # What an adapter has put there stays behind its door.
-                if own is None or hasattr(own, "_weightstream_slot"):
+                if own is None or is_adapted(own):
                     door = self._door(module, own)
                     self._closed.append((module, door, own))
                     module.__dict__["forward"] = door

@@ -5,11 +5,15 @@ They go into the instance's `__dict__`, past `nn.Module.__setattr__`: no nn hook
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 from torch import nn
 
-__all__ = ["Overrides"]
+__all__ = ["ADAPTED", "Overrides", "is_adapted"]
+
+ADAPTED: set[CodeType] = set()
+"""The code of forwards that compute adapters beside their layer's own."""
 
 _ABSENT = object()
 
@@ -43,3 +47,8 @@ class Overrides:
                 else:
                     module.__dict__[name] = before
             self._saved.pop()
+
+
+def is_adapted(forward: Any) -> bool:
+    """Whether it computes adapters, and is not what somebody has wrapped around that."""
+    return getattr(forward, "__code__", None) in ADAPTED

@@ -116,6 +116,7 @@ class ModelSteps:
             try:
                 yield
             finally:
+                runtime.doors.set(False)  # a budget that was changed meanwhile may have closed them
                 self._wrap_whole()
                 runtime.doors.set(runtime.group is not None and not runtime.offloader.is_here())
         finally:

@@ -14,7 +14,7 @@ from typing import Any, Optional, Protocol
 from torch import nn
 
 from ..checks import MARK
-from ..overrides import Overrides
+from ..overrides import ADAPTED, Overrides, is_adapted
 from .adapted import Inner
 
 __all__ = ["Computed", "Placement", "Slot"]
@@ -87,7 +87,7 @@ class Placement:
         for slot in self.slots.values():
             # An accelerate hook that was removed meanwhile has put what it found, ours, in the forward's place.
             forward = slot.module.__dict__.get("forward")
-            if getattr(forward, "_weightstream_slot", None) is slot:
+            if is_adapted(forward) and forward._weightstream_slot is slot:
                 del slot.module.__dict__["forward"]
 
     def left(self, attachment: Any) -> None:
@@ -126,4 +126,5 @@ def _adapted(slot: Slot, inner: Inner) -> Callable[..., Any]:
         return current.forward(module, inner, args, kwargs)
 
     forward._weightstream_slot = slot
+    ADAPTED.add(forward.__code__)
     return forward
