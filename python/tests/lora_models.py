@@ -125,7 +125,7 @@ def plain64(given: Model) -> Model:
         for name, parameter in made.named_parameters():
             owner, _, attribute = name.rpartition(".")
             # An operator reads the numbers of a packed weight.
-            parameter.copy_(getattr(given.get_submodule(owner), attribute) + 0)
+            parameter.copy_(getattr(given.get_submodule(owner), attribute).clone())
     return made
 
 

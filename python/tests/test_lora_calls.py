@@ -282,10 +282,15 @@ def test_loading_is_watched_and_can_be_cancelled(files: Any) -> None:
         expect(made, files, d=0.5)
 
 
+TRIPPED = tuple(
+    f"adapters/{name}.py" for name in ("state", "settling", "placing", "streaming", "adapted", "strengths", "reading")
+) + ("overrides.py", "offload/loras.py")
+"""Where interrupts come."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("attach", [False, True])
-def test_an_interrupt_at_any_point_leaves_the_former_ones(
-    files: Any, attach: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_at_any_point_leaves_the_former_ones(files: Any, attach: bool) -> None:
     made = model(blocks=2)
     two = {name: adapter("lora", seed, blocks=range(2)) for name, seed in (("a", 1), ("b", 2))}
     for name, one in two.items():
@@ -298,7 +303,7 @@ def test_an_interrupt_at_any_point_leaves_the_former_ones(
     def trip(at: int) -> Any:
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal calls
-            if event == "call" and "weightstream/adapters" in frame.f_code.co_filename:
+            if event == "call" and frame.f_code.co_filename.endswith(TRIPPED):
                 calls += 1
                 if calls == at:
                     raise KeyboardInterrupt
@@ -306,9 +311,9 @@ def test_an_interrupt_at_any_point_leaves_the_former_ones(
 
         return trace
 
-    at, done = 1, False
-    while not done:
-        calls = 0
+    at = 1
+    while True:
+        calls, done = 0, False
         sys.settrace(trip(at))
         try:
             offload.load_loras_into_model(made, paths(given, "b"), [0.25])
@@ -317,11 +322,13 @@ def test_an_interrupt_at_any_point_leaves_the_former_ones(
             pass
         finally:
             sys.settrace(None)
-        if done:
+        if done:  # also where an interrupt got lost in a generator that was being closed
             expect(made, given, b=0.25)
-        else:
-            expect(made, given, a=0.5)
-        at += 7
+            offload.load_loras_into_model(made, paths(given, "a"), [0.5])
+        expect(made, given, a=0.5)
+        if calls < at:
+            break
+        at += 1 if at < 60 else 7
     if attachment is not None:
         attachment.detach()
     offload.unload_loras_from_model(made)

@@ -18,6 +18,7 @@ from ..adapters.multipliers import read_multipliers, read_step
 from ..adapters.reading import ModelLayers, read_adapter
 from ..adapters.state import AdapterSet, LoadedAdapter, ModelAdapters, remember, state_of, unload
 from ..errors import LoadingCancelled, ModelError, StateError, WeightsError, WeightstreamError
+from .amounts import MEGABYTE
 from .progress import progress_of
 
 __all__ = [
@@ -96,7 +97,7 @@ def load_loras_into_model(
         progress.phase("LoRAs Loaded", len(paths), max(len(paths), 1))
         if not check_only:
             chosen = AdapterSet(loaded)
-            chosen.reserve = (bool(pinnedLora), None if maxReservedLoras < 0 else int(maxReservedLoras * 1_000_000))
+            chosen.reserve = (bool(pinnedLora), None if maxReservedLoras < 0 else int(maxReservedLoras * MEGABYTE))
             if activate_all_loras:
                 chosen.active = list(range(len(loaded)))
                 chosen.multipliers = [multipliers[number] for number in accepted]
