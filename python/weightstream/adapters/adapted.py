@@ -41,11 +41,17 @@ class Stack(nn.Module):
         self.up = nn.Parameter(_joined(ups, 1), requires_grad=False)
         self.strength: Tensor = torch.zeros(0)
 
+    def is_live(self) -> bool:
+        """Whether any of it is computed now."""
+        return torch.compiler.is_compiling() or self.pattern.live is not None
+
     def live(self) -> tuple[Tensor, Tensor, Tensor]:
         """Both factors and the multipliers, of the adapters that are not at zero now. All of them for compiled code, which must
         not depend on multipliers."""
+        if torch.compiler.is_compiling():  # asked first: what is looked at is what compiled code depends on
+            return self.down, self.up, self.strength
         rows = self.pattern.live
-        if rows is None or torch.compiler.is_compiling() or rows == (0, self.pattern.size):
+        if rows is None or rows == (0, self.pattern.size):
             return self.down, self.up, self.strength
         return self.down[rows[0] : rows[1]], self.up[:, rows[0] : rows[1]], self.strength[rows[0] : rows[1]]
 
@@ -113,7 +119,7 @@ class Adapters(WholeModule):
         """What its adapters add to the bias, in float32."""
         if self.biases is None or self.bias_pattern is None:
             return None
-        if self.bias_pattern.live is None and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self.bias_pattern.live is None:
             return None
         return self.bias_strength @ self.biases
 
@@ -127,7 +133,7 @@ class Adapters(WholeModule):
     def plain_rows(self, numbers: Tensor, deltas: list[Tensor], first: int, past: int) -> Tensor:
         """Rows of the weight with all adapters but those with a magnitude, in float32."""
         made = numbers[first:past].float()
-        if self.stack is not None and (self.stack.pattern.live or torch.compiler.is_compiling()):
+        if self.stack is not None and self.stack.is_live():
             made = made + self.stack.delta(first, past).reshape(made.shape)
         for delta in deltas:
             made = made + delta[first:past]

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..calls import LEAVES
 from ..quant.module import QuantModule
+from .numbers import is_plain
 
 __all__ = ["AdaptedLayer", "compute_dtype", "layers_of"]
 
@@ -55,7 +56,7 @@ class AdaptedLayer:
     def is_quantized(self) -> bool:
         """Whether the weight is no plain tensor of numbers."""
         weight = self.module._parameters.get(self.parameter)
-        return weight is None or type(weight.data) is not torch.Tensor or not weight.is_floating_point()
+        return weight is None or not is_plain(weight) or not weight.is_floating_point()
 
     @property
     def dtype(self) -> torch.dtype:

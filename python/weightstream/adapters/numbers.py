@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..quant.lazy import LazyWeight
+from ..guard import ManagedParameter
 from ..quant.module import QuantModule
 
-__all__ = ["is_float8", "plain_forward", "weight_numbers"]
+__all__ = ["is_float8", "is_plain", "plain_forward", "weight_numbers"]
 
 _ROWS = 1024
 """Rows of the identity that are multiplied at once."""
@@ -28,16 +28,18 @@ def weight_numbers(module: nn.Module, base: Callable[..., Tensor], columns: int,
     if isinstance(module, QuantModule):
         return module._effective(module._quant_parts(), dtype)
     weight = module._parameters.get("weight")
-    if weight is not None and not isinstance(weight, LazyWeight):
-        if callable(getattr(weight, "dequantize", None)) and not _is_plain(weight):
+    if weight is not None:
+        if is_plain(weight):
+            if weight.is_floating_point():
+                return weight.to(dtype) if is_float8(weight.dtype) else weight
+        elif type(weight).dequantize is not Tensor.dequantize:
             return weight.dequantize()
-        if _is_plain(weight) and weight.is_floating_point():
-            return weight.to(dtype) if is_float8(weight.dtype) else weight
     return _measured(module, base, columns, dtype)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor.data) is Tensor
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its bytes are its numbers."""
+    return type(tensor) in (Tensor, nn.Parameter, ManagedParameter)
 
 
 def _measured(module: nn.Module, base: Callable[..., Tensor], columns: int, dtype: torch.dtype) -> Tensor:

@@ -159,7 +159,7 @@ class ConvolutionAdapters(_ProductAdapters):
 
     def _with(self, module: Any, outputs: Tensor, inputs: Tensor, stack: Any, deltas: list[Tensor]) -> Tensor:
         inputs = inputs.to(outputs.dtype)
-        if stack is not None and (stack.pattern.live or torch.compiler.is_compiling()):
+        if stack is not None and stack.is_live():
             if self._grouped:
                 deltas = [*deltas, stack.delta(0, self.outputs).reshape(self._shape)]
             else:
@@ -183,7 +183,7 @@ def _rows(inputs: Tensor, outputs: Tensor) -> Tensor:
 
 def _low_rank(stack: Any, outputs: Tensor, rows: Tensor) -> None:
     """Adds stacked low-rank adapters: two products."""
-    if stack is None or not (stack.pattern.live or torch.compiler.is_compiling()):
+    if stack is None or not stack.is_live():
         return
     down, up, strength = stack.live()
     dtype = outputs.dtype
