@@ -18,6 +18,22 @@ pub struct AdapterKey<'a> {
 /// Why a key is none of an adapter that is applied, as the end of a sentence about it.
 pub(crate) type Unknown = &'static str;
 
+/// What stands behind an ending and is no adapter's name: a scale beside a factor would change its numbers.
+const NO_WORDS: &[&str] = &[
+    "weight",
+    "bias",
+    "weight_scale",
+    "weight_scale_2",
+    "scale_weight",
+    "input_scale",
+    "scale_input",
+    "scale",
+    "scales",
+    "absmax",
+    "quant_map",
+    "comfy_quant",
+];
+
 /// Takes a key apart, from its end.
 pub fn parse_key(key: &str) -> Result<AdapterKey<'_>, &'static str> {
     if let Some(found) = plain(key) {
@@ -32,7 +48,7 @@ pub fn parse_key(key: &str) -> Result<AdapterKey<'_>, &'static str> {
         let (body, word) = body.rsplit_once('.')?;
         let (layer, role) = low_rank(body)?;
         Some((layer, role, Some(word)))
-            .filter(|_| !word.is_empty() && !matches!(word, "weight" | "bias"))
+            .filter(|_| !word.is_empty() && !NO_WORDS.contains(&word))
             .map(|(layer, role, _)| (layer, role))
     });
     let Some((layer, role)) = found else {
