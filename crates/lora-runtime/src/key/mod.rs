@@ -121,6 +121,9 @@ fn two_words(body: &str) -> Option<Unknown> {
     if let Some(unapplied) = parts.clone().find_map(Role::unapplied) {
         return Some(unapplied);
     }
+    if parts.clone().any(|part| NO_WORDS.contains(&part)) {
+        return None;
+    }
     parts
         .find(|part| Role::of_segment(part).is_some())
         .map(|_| "it has more than one adapter name behind its ending")
