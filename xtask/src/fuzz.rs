@@ -12,8 +12,13 @@ use anyhow::{Context, Result, bail};
 use crate::{process, workspace};
 
 /// The crates with targets. Each target starts from its own corpus and from the files of its crate's tests.
-const CRATES: &[&str] =
-    &["crates/checkpoint", "crates/quant-router", "crates/startup-timing", "crates/profile-store"];
+const CRATES: &[&str] = &[
+    "crates/checkpoint",
+    "crates/quant-router",
+    "crates/lora-runtime",
+    "crates/startup-timing",
+    "crates/profile-store",
+];
 const SEEDS: &str = "tests/corpus";
 /// Bytes of an input: enough for any header that says something.
 const MAX_LENGTH: &str = "-max_len=65536";

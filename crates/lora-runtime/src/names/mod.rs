@@ -1,11 +1,18 @@
 //! How files spell the names of layers: with dots or underscores, behind the wrappers of a dozen trainers.
 
+use std::borrow::Cow;
+
 mod prefix;
 
 pub(crate) use prefix::{Family, Stripped, strip, unwrapped};
 
-/// The letters and digits of a name, with one `_` wherever there was anything else between them.
+/// What PyTorch's own wrappers put into the middle of names.
+const WITHIN: [&str; 3] = ["_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."];
+
+/// The letters and digits of a name, with one `_` wherever there was anything else between them, less PyTorch's own wrappers.
 pub(crate) fn flatten(name: &str) -> String {
+    let within = WITHIN.iter().filter(|word| name.contains(*word));
+    let name = within.fold(Cow::Borrowed(name), |name, word| Cow::Owned(name.replace(word, "")));
     let mut flat = String::with_capacity(name.len());
     for part in name.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty()) {
         if !flat.is_empty() {
@@ -51,6 +58,7 @@ mod tests {
             assert_eq!(flatten(name), "blocks_1_self_attn_k");
         }
         assert_ne!(flatten("blocks.10.k"), flatten("blocks.1.0.k"));
+        assert_eq!(flatten("blocks.0._checkpoint_wrapped_module.attn._orig_mod.q"), "blocks_0_attn_q");
         assert_eq!(flatten("..__"), "");
         assert_eq!(collapse("blocks_12_attn_k_img"), "blocks_*_attn_k_img");
     }

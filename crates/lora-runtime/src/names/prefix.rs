@@ -31,6 +31,12 @@ impl Family {
         PREFIXES.iter().find(|(prefix, _, _)| *prefix == name).and_then(|(_, _, family)| *family)
     }
 
+    /// Whether a prefix of this family cannot be about a model of the other. A text encoder may be named `transformer` in a file.
+    pub(crate) fn is_not(self, own: Self) -> bool {
+        let denoises = |family| matches!(family, Self::Denoiser | Self::SecondDenoiser);
+        denoises(own) && !denoises(self)
+    }
+
     /// The names under which a file's header speaks of it.
     pub(crate) fn spaces(self) -> &'static [&'static str] {
         match self {
@@ -76,6 +82,8 @@ const PREFIXES: &[(&str, Joint, Option<Family>)] = &[
     ("oft_unet", Any, Some(Family::Denoiser)),
     ("boft_unet", Any, Some(Family::Denoiser)),
     ("transformer_2", Dot, Some(Family::SecondDenoiser)),
+    ("transformer2", Dot, Some(Family::SecondDenoiser)),
+    ("text_model", Any, None),
     ("text_encoders", Dot, None),
     ("text_encoder", Dot, Some(Family::TextEncoder(1))),
     ("text_encoder_1", Dot, Some(Family::TextEncoder(1))),
@@ -177,7 +185,7 @@ mod tests {
         assert_eq!(last("base_model.model.diffusion_model.blocks.0.q"), ("blocks.0.q", denoiser));
         assert_eq!(last("model.diffusion_model.blocks.0.q"), ("blocks.0.q", denoiser));
         assert_eq!(last("transformer_2.blocks.0.q"), ("blocks.0.q", Some(Family::SecondDenoiser)));
-        assert_eq!(last("lora_te2_text_model_x"), ("text_model_x", Some(Family::TextEncoder(2))));
+        assert_eq!(last("lora_te2_text_model_x"), ("x", Some(Family::TextEncoder(2))));
         assert_eq!(last("lycoris_blocks_0_q"), ("blocks_0_q", None));
     }
 

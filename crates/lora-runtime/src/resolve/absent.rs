@@ -24,11 +24,18 @@ struct Group {
 }
 
 /// Sorts what is missing into groups: of another model, of one kind of block, or alone.
-pub(super) fn summarize(missing: BTreeMap<&str, (Missing, Vec<String>)>) -> Vec<Absent> {
+pub(super) fn summarize(
+    missing: BTreeMap<&str, (Missing, Vec<String>)>,
+    meant: Option<Family>,
+) -> Vec<Absent> {
     let mut groups: BTreeMap<(Option<Family>, String), Group> = BTreeMap::new();
     for (Missing { family, flat, module }, keys) in missing.into_values() {
-        // A prefix that names another model says all there is to say, unless the model has some of the name.
-        let other = family.filter(|family| *family != Family::Denoiser && module.is_empty());
+        // A prefix that names another model says all there is to say.
+        let other = family.filter(|family| match meant {
+            Some(meant) => *family != meant,
+            // Nothing fits: unless the model has some of the name, it may be another.
+            None => *family != Family::Denoiser && module.is_empty(),
+        });
         let (place, layer) =
             if module.is_empty() { split_at_numbers(&flat) } else { split_at(&flat, module.len()) };
         let key = if other.is_some() { String::new() } else { collapse(place) };

@@ -1,7 +1,7 @@
-//! Layers that two writers of one architecture name differently: Flux and Wan as their authors published them, and as diffusers
-//! has them. Used only for names that a model does not have otherwise.
+//! Layers that two writers of one architecture name differently: Flux, `HunyuanVideo`, Lumina and Wan as their authors published them,
+//! and as diffusers has them. Used only for names that a model does not have otherwise.
 
-use crate::names::{collapse, is_number};
+use crate::names::is_number;
 
 /// A layer's name in the original, and the layers it is in diffusers, in the order of their rows; `*` is a number.
 struct Pair {
@@ -39,6 +39,10 @@ const PAIRS: &[Pair] = &[
     pair("double_blocks_*_img_mlp_2", &["transformer_blocks_*_ff_net_2"]),
     pair("double_blocks_*_txt_mlp_0", &["transformer_blocks_*_ff_context_net_0_proj"]),
     pair("double_blocks_*_txt_mlp_2", &["transformer_blocks_*_ff_context_net_2"]),
+    pair("double_blocks_*_img_mlp_0", &["transformer_blocks_*_ff_linear_in"]),
+    pair("double_blocks_*_img_mlp_2", &["transformer_blocks_*_ff_linear_out"]),
+    pair("double_blocks_*_txt_mlp_0", &["transformer_blocks_*_ff_context_linear_in"]),
+    pair("double_blocks_*_txt_mlp_2", &["transformer_blocks_*_ff_context_linear_out"]),
     pair("double_blocks_*_img_mod_lin", &["transformer_blocks_*_norm1_linear"]),
     pair("double_blocks_*_txt_mod_lin", &["transformer_blocks_*_norm1_context_linear"]),
     pair(
@@ -65,6 +69,16 @@ const PAIRS: &[Pair] = &[
     // Flux 2: a single block is one layer in and one layer out in both.
     pair("single_blocks_*_linear1", &["single_transformer_blocks_*_attn_to_qkv_mlp_proj"]),
     pair("single_blocks_*_linear2", &["single_transformer_blocks_*_attn_to_out"]),
+    // HunyuanVideo, where its names are not Flux's.
+    pair("double_blocks_*_img_mlp_fc1", &["transformer_blocks_*_ff_net_0_proj"]),
+    pair("double_blocks_*_img_mlp_fc2", &["transformer_blocks_*_ff_net_2"]),
+    pair("double_blocks_*_txt_mlp_fc1", &["transformer_blocks_*_ff_context_net_0_proj"]),
+    pair("double_blocks_*_txt_mlp_fc2", &["transformer_blocks_*_ff_context_net_2"]),
+    pair("double_blocks_*_img_mod_linear", &["transformer_blocks_*_norm1_linear"]),
+    pair("double_blocks_*_txt_mod_linear", &["transformer_blocks_*_norm1_context_linear"]),
+    pair("single_blocks_*_modulation_linear", &["single_transformer_blocks_*_norm_linear"]),
+    // Lumina 2 and Z-Image.
+    pair("layers_*_attention_out", &["layers_*_attention_to_out_0"]),
     // Wan.
     pair("blocks_*_self_attn_q", &["blocks_*_attn1_to_q"]),
     pair("blocks_*_self_attn_k", &["blocks_*_attn1_to_k"]),
@@ -91,16 +105,15 @@ pub(crate) enum Alias {
 
 /// Everything else that a flattened name may mean.
 pub(crate) fn aliases(flat: &str) -> Vec<Alias> {
-    let pattern = collapse(flat);
     let numbers: Vec<_> = flat.split('_').filter(|part| is_number(part)).collect();
     let mut found = Vec::new();
     for pair in PAIRS {
-        if fits(&pattern, flat, pair.original) {
+        if fits(flat, pair.original) {
             let names = pair.diffusers.iter().map(|name| filled(name, &numbers)).collect();
             found.push(Alias::Layers { names, swapped: pair.swapped });
         }
         for (number, name) in pair.diffusers.iter().enumerate() {
-            if fits(&pattern, flat, name) {
+            if fits(flat, name) {
                 let original = filled(pair.original, &numbers);
                 found.push(if pair.diffusers.len() == 1 {
                     Alias::Layers { names: vec![original], swapped: pair.swapped }
@@ -114,8 +127,8 @@ pub(crate) fn aliases(flat: &str) -> Vec<Alias> {
 }
 
 /// Whether a name is one of a pattern: equal words, and a number where the pattern has a star.
-fn fits(pattern: &str, flat: &str, with: &str) -> bool {
-    pattern.split('_').count() == with.split('_').count()
+fn fits(flat: &str, with: &str) -> bool {
+    flat.split('_').count() == with.split('_').count()
         && flat
             .split('_')
             .zip(with.split('_'))

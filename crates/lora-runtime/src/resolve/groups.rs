@@ -60,7 +60,10 @@ impl<'a> Groups<'a> {
                 _ => None,
             };
             match group.targets(layers, place, rows, file, scales) {
-                Ok(targets) => plan.targets.extend(targets),
+                Ok((targets, unused)) => {
+                    plan.targets.extend(targets);
+                    plan.skipped.extend(unused);
+                }
                 Err(Trouble::Mismatch(reason)) if ignore_variations => {
                     plan.skipped.extend(group.all(&reason));
                 }
@@ -123,6 +126,7 @@ impl Group<'_> {
         tensors.map(|tensor| Refused { key: tensor.key.clone(), reason: reason.into() }).collect()
     }
 
+    /// The targets, and an alpha that means nothing to them.
     fn targets(
         &self,
         layers: &Layers,
@@ -130,7 +134,7 @@ impl Group<'_> {
         within: Option<Range<u64>>,
         file: &AdapterFile,
         scales: &mut Scales,
-    ) -> Made<Vec<AdapterTarget>> {
+    ) -> Made<(Vec<AdapterTarget>, Option<Refused>)> {
         let mut parts = Parts::new();
         for (role, tensors) in &self.tensors {
             match tensors[..] {
@@ -167,12 +171,11 @@ impl Group<'_> {
                 targets.push(target);
             }
         }
-        match alpha {
-            Some(alpha) if !alpha_used => {
-                refuse(format!("{:?} is an alpha, and a whole difference has none", alpha.key))
-            }
-            _ => Ok(targets),
-        }
+        let unused = alpha.filter(|_| !alpha_used).map(|alpha| Refused {
+            key: alpha.key.clone(),
+            reason: "a whole difference has no alpha".into(),
+        });
+        Ok((targets, unused))
     }
 }
 

@@ -38,21 +38,21 @@ struct Candidate<'a> {
     place: Result<Place, String>,
 }
 
-/// Looks all names up. `component` is which of a pipeline's models this is, where the caller knows.
+/// Looks all names up, and says which of a pipeline's models was meant, if that is known. `component` is which of a pipeline's models this is, where the caller knows.
 pub(crate) fn match_all<'a>(
     layers: &Layers,
     names: &BTreeSet<&'a str>,
     split: &SplitMap,
     component: Option<Family>,
-) -> HashMap<&'a str, Match> {
+) -> (HashMap<&'a str, Match>, Option<Family>) {
     let read: Vec<_> = names.iter().map(|name| (*name, candidates(layers, name, split))).collect();
     // A name that can be read in two ways is read as the plain ones of its file are.
     let settled: BTreeSet<&str> =
         read.iter().filter(|(_, all)| distinct(all) == 1).map(|(_, all)| all[0].prefix).collect();
     let mut matches: HashMap<&str, Match> =
         read.into_iter().map(|(name, all)| (name, choose(layers, name, &all, &settled))).collect();
-    one_model(&mut matches, component);
-    matches
+    let meant = one_model(&mut matches, component);
+    (matches, meant)
 }
 
 fn distinct(candidates: &[Candidate<'_>]) -> usize {
@@ -208,7 +208,7 @@ fn aliased(layers: &Layers, _: &str, flat: &str, _: &SplitMap) -> Vec<Result<Pla
 
 /// Where the keys of several of a pipeline's models fit, one of them is meant: the one the caller named, or the one of which most
 /// fits. The others' are not this model's.
-fn one_model(matches: &mut HashMap<&str, Match>, component: Option<Family>) {
+fn one_model(matches: &mut HashMap<&str, Match>, component: Option<Family>) -> Option<Family> {
     let mut scores: BTreeMap<Family, (usize, usize)> = BTreeMap::new();
     for found in matches.values() {
         let (family, fits) = match found {
@@ -220,34 +220,45 @@ fn one_model(matches: &mut HashMap<&str, Match>, component: Option<Family>) {
         *score = (score.0 + fits, score.1 + 1);
     }
     scores.retain(|_, (fits, _)| *fits > 0);
-    if scores.len() < 2 {
-        return;
-    }
-    // The larger share of its keys, then the larger number.
-    let better = |a: (usize, usize), b: (usize, usize)| (a.0 * b.1).cmp(&(b.0 * a.1)).then(a.0.cmp(&b.0));
-    let best = scores.values().copied().max_by(|a, b| better(*a, *b)).unwrap_or_default();
-    let first: Vec<_> =
-        scores.iter().filter(|(_, score)| better(**score, best).is_eq()).map(|(family, _)| *family).collect();
-    let chosen = match (component.filter(|family| scores.contains_key(family)), &first[..]) {
-        (Some(family), _) => Some(family),
-        (None, [family]) => Some(*family),
-        _ => None,
-    };
+    let meant = meant(&scores, component);
     for (name, found) in matches.iter_mut() {
         let Match::Place(_, Some(family)) = found else { continue };
-        match chosen {
-            Some(chosen) if chosen == *family => {}
-            Some(_) => {
+        match &meant {
+            Ok(Some(meant)) if meant != family => {
                 let flat = strip(name).last().map_or_else(|| flatten(name), |last| flatten(last.rest));
                 *found = Match::Missing(Missing { family: Some(*family), flat, module: String::new() });
             }
-            None => {
-                let words: Vec<_> = first.iter().map(|family| family.words()).collect();
+            Ok(_) => {}
+            Err(alike) => {
+                let words: Vec<_> = alike.iter().map(|family| family.words()).collect();
                 *found = Match::Refused(format!(
                     "the file has keys for {}, which fit this model alike",
                     words.join(" and ")
                 ));
             }
         }
+    }
+    meant.unwrap_or_default()
+}
+
+/// Of families and how many of their names fit, out of how many, the one that is meant; those that fit alike, if nobody can say.
+fn meant(
+    scores: &BTreeMap<Family, (usize, usize)>,
+    component: Option<Family>,
+) -> Result<Option<Family>, Vec<Family>> {
+    if let Some(own) =
+        component.filter(|own| scores.contains_key(own) || scores.keys().all(|f| f.is_not(*own)))
+    {
+        return Ok(Some(own));
+    }
+    // The larger share of its keys, then the larger number.
+    let better = |a: (usize, usize), b: (usize, usize)| (a.0 * b.1).cmp(&(b.0 * a.1)).then(a.0.cmp(&b.0));
+    let best = scores.values().copied().max_by(|a, b| better(*a, *b)).unwrap_or_default();
+    let first: Vec<_> =
+        scores.iter().filter(|(_, score)| better(**score, best).is_eq()).map(|(family, _)| *family).collect();
+    match first[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        _ => Err(first),
     }
 }

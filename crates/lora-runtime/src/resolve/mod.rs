@@ -52,7 +52,7 @@ pub fn resolve(layers: &Layers, file: &AdapterFile, options: &ResolveOptions) ->
         keys.iter().map(|(number, key)| (*number, layer_of(key))).collect();
     let names: BTreeSet<&str> = spoken.values().map(AsRef::as_ref).collect();
     let component = options.component.as_deref().and_then(Family::of_component);
-    let matches = matching::match_all(layers, &names, &split, component);
+    let (matches, meant) = matching::match_all(layers, &names, &split, component);
     let mut scales = scale::Scales::read(file)?;
     let mut unmatched: BTreeMap<&str, (matching::Missing, Vec<String>)> = BTreeMap::new();
     let mut found = groups::Groups::default();
@@ -72,7 +72,7 @@ pub fn resolve(layers: &Layers, file: &AdapterFile, options: &ResolveOptions) ->
     }
     found.resolve(layers, file, &mut scales, options.ignore_variations, &mut plan);
     conflicts::refuse(&mut plan);
-    plan.absent = absent::summarize(unmatched);
+    plan.absent = absent::summarize(unmatched, meant);
     plan.notes = scales.into_notes();
     plan.targets.sort_by(|a, b| {
         (&a.layer, a.kind, a.rows.as_ref().map(|r| r.start)).cmp(&(

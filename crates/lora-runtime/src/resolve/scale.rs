@@ -67,7 +67,10 @@ impl Scales {
         }
         match adapter.rule {
             Rule::None => Ok(1.0),
-            Rule::Bound => Ok(value.filter(|value| *value > 0.0).unwrap_or(0.0) * owner.rows as f64),
+            Rule::Bound => match value.map_or(0.0, |value| value.max(0.0) * owner.rows as f64) {
+                bound if bound.is_finite() => Ok(bound),
+                bound => refuse(format!("its alpha bounds a rotation by {bound}")),
+            },
             Rule::One if value.is_none() && self.config.kind.as_deref() == Some("LOKR") => {
                 self.told(self.config.rank, owner)
             }

@@ -164,6 +164,12 @@ fn of_a_pipeline_one_model_is_meant() {
         assert_eq!((plan.targets.len(), plan.refused.len()), (targets, 0), "{}", plan.report());
         assert_eq!(plan.absent.iter().map(|one| one.keys.len()).sum::<usize>(), absent);
     }
+    let plan = file(2, 5).plan(&encoder(2));
+    let said: Vec<_> = plan.absent.iter().map(|absent| absent.summary.as_str()).collect();
+    assert_eq!(
+        said,
+        ["transformer: 2 keys not in this model", "second text encoder: 10 keys not in this model"]
+    );
     let plan = file(2, 5).plan(&wan(&[1]));
     assert_eq!((plan.targets.len(), plan.absent.len()), (1, 2));
     assert_eq!(plan.absent[0].summary, "text encoder: 4 keys not in this model");
@@ -175,4 +181,16 @@ fn of_a_pipeline_one_model_is_meant() {
     let plan = file.plan(&encoder(3));
     assert_eq!((plan.targets.len(), plan.refused.len()), (3, 0));
     assert!(plan.applied().iter().all(|key| key.starts_with("lora_te2")));
+    // A text encoder's keys are not a transformer's, even where they would fit; the reverse may be.
+    for (prefix, component, targets) in [
+        ("text_encoder.", "transformer", 0),
+        ("transformer.", "text_encoder", 1),
+        ("transformer.", "transformer_2", 1),
+        ("text_encoder.", "model", 1),
+    ] {
+        let mut file = File::default().peft(&format!("{prefix}blocks.1.self_attn.k"), 32, 32, 4);
+        file.options.component = Some(component.into());
+        let plan = file.plan(&wan(&[1]));
+        assert_eq!((plan.targets.len(), plan.absent.len()), (targets, 1 - targets), "{prefix} {component}");
+    }
 }

@@ -98,6 +98,14 @@ fn a_difference_without_a_place_is_refused() {
 }
 
 #[test]
+fn an_alpha_beside_a_difference_means_nothing_and_is_said() {
+    let name = "blocks.0.self_attn.norm_q";
+    let plan = File::default().with(&format!("{name}.diff"), "BF16", &[32]).alpha(name, 4.0).plan(&wan(1));
+    assert_eq!((plan.targets.len(), plan.refused.len(), plan.targets[0].scale), (1, 0, 1.0));
+    assert_eq!(plan.skipped[0].reason, "a whole difference has no alpha");
+}
+
+#[test]
 fn what_replaces_a_weight_is_refused_by_name() {
     let file = File::default()
         .with("blocks.0.self_attn.norm_q.set_weight", "BF16", &[32])

@@ -43,7 +43,9 @@ def main() -> None:
     write("outputs_differ", pair(q, up=("F32", [17, 4])))
     write("transposed", pair(q, ("F32", [16, 4]), ("F32", [4, 16])))
     write("no_dimension", pair(q, ("F32", []), ("F32", [])))
-    write("many_dimensions", pair(q, ("F32", [4, 16] + [1] * 62)) | {f"{q}.lora_mid.weight": ("F32", [4, 4] + [1] * 60)})
+    write(
+        "many_dimensions", pair(q, ("F32", [4, 16] + [1] * 62)) | {f"{q}.lora_mid.weight": ("F32", [4, 4] + [1] * 60)}
+    )
     write("half_a", {f"{q}.lora_A.weight": DOWN})
     write("half_b", {f"{q}.lora_B.weight": UP})
     write("half_of_many", pair("blocks.0.k") | {f"{q}.lora_B.weight": UP})
