@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..calls import WholeModule
 from .dora import Magnitude
 from .layers import AdaptedLayer
-from .pieces import LowRank, Piece, Rows
+from .pieces import Piece, Rows
 from .strengths import Pattern, Strengths
 from .terms import Term
 
@@ -34,12 +34,32 @@ class Stack(nn.Module):
 
     def __init__(self, lows: Sequence[tuple[int, Piece]], outputs: int, strengths: Strengths) -> None:
         super().__init__()
-        spans = [(adapter, piece.scale, piece.low.rank) for adapter, piece in lows]
-        self.pattern = strengths.pattern(spans)
-        self.down = nn.Parameter(_joined([piece.low.down for _, piece in lows], 0), requires_grad=False)
-        ups = [_spread(piece.low, piece.rows, outputs) for _, piece in lows]
-        self.up = nn.Parameter(_joined(ups, 1), requires_grad=False)
+        self._sources = [(piece.low, piece.rows) for _, piece in lows if piece.low is not None]
+        self.pattern = strengths.pattern([(adapter, piece.scale, piece.low.rank) for adapter, piece in lows])
+        one = self._sources[0][0]
+        self.down = _unplaced(self.pattern.size, *one.down.shape[1:], dtype=one.down.dtype)
+        self.up = _unplaced(outputs, self.pattern.size, dtype=one.up.dtype)
         self.strength: Tensor = torch.zeros(0)
+
+    def gather(self, device: torch.device) -> None:
+        """Puts the adapters' factors together, on a device. What is one adapter's alone stays where it is, in its file."""
+        if len(self._sources) == 1 and device.type == "cpu" and _is_whole(self._sources[0][1], self.up.shape[0]):
+            low = self._sources[0][0]
+            self.down, self.up = _frozen(low.down), _frozen(low.up)
+            return
+        down = torch.empty(self.down.shape, dtype=self.down.dtype, device=device)
+        up = torch.empty(self.up.shape, dtype=self.up.dtype, device=device)
+        at = 0
+        for low, rows in self._sources:
+            past = at + low.rank
+            down[at:past].copy_(low.down, non_blocking=True)
+            # One product serves all parts of a fused layer: those that are not covered have rows of zeros.
+            first, last = (0, up.shape[0]) if rows is None else rows
+            up[:first, at:past].zero_()
+            up[first:last, at:past].copy_(low.up, non_blocking=True)
+            up[last:, at:past].zero_()
+            at = past
+        self.down, self.up = _frozen(down), _frozen(up)
 
     def is_live(self) -> bool:
         """Whether any of it is computed now."""
@@ -103,12 +123,19 @@ class Adapters(WholeModule):
     def place(self, device: torch.device, moves: bool = True) -> None:
         """Makes it compute with the multipliers on a device; if it `moves`, brings tensors there that are elsewhere."""
         with torch.inference_mode(False), torch.no_grad():
-            for parameter in self.parameters() if moves else ():
-                if parameter.device != device:
-                    parameter.data = parameter.data.to(device)
+            if moves:
+                self._move(device)
             for part, attribute, pattern in self._slots():
                 setattr(part, attribute, self._strengths.of(pattern, device))
         self._device = device
+
+    def _move(self, device: torch.device) -> None:
+        for part in self.modules():
+            if isinstance(part, Stack) and part.down.is_meta:
+                part.gather(device)
+        for parameter in self.parameters():
+            if parameter.device != device:
+                parameter.data = parameter.data.to(device)
 
     def on(self, device: torch.device) -> None:
         """Follows the layer to where it computes now."""
@@ -162,23 +189,22 @@ class Adapters(WholeModule):
             yield self, "bias_strength", self.bias_pattern
 
 
-def _joined(tensors: list[Tensor], dim: int) -> Tensor:
-    # One adapter's tensors stay where they are, in its file.
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)
+def _unplaced(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter that is nowhere yet."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
 
 
-def _spread(low: LowRank, rows: Rows, outputs: int) -> Tensor:
-    """The upper factor with rows of zeros where a part of a fused layer is not covered: one product serves all parts."""
-    if rows is None or rows == (0, outputs):
-        return low.up
-    whole = low.up.new_zeros(outputs, low.up.shape[1])
-    whole[rows[0] : rows[1]] = low.up
-    return whole
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _is_whole(rows: Rows, outputs: int) -> bool:
+    return rows is None or rows == (0, outputs)
 
 
 def _spread_vector(vector: Tensor, rows: Rows, outputs: int) -> Tensor:
     vector = vector.reshape(-1)
-    if rows is None or rows == (0, outputs):
+    if _is_whole(rows, outputs):
         return vector
     whole = vector.new_zeros(outputs)
     whole[rows[0] : rows[1]] = vector

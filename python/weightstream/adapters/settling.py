@@ -100,6 +100,9 @@ class Settled:
         whole: dict[int, Any],
         computed: dict[int, Any],
     ) -> None:
+        for parts in blocks.values():
+            for part in parts:
+                _place(part, torch.device("cpu"))
         company = Company(attachment, blocks, reserve)
         needed = company.nbytes + sum(map(_nbytes, outside))
         try:
