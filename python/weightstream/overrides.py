@@ -5,6 +5,7 @@ They go into the instance's `__dict__`, past `nn.Module.__setattr__`: no nn hook
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -34,8 +35,9 @@ class Overrides:
         """Whether somebody has put something else in the place of what was put."""
         return any(module.__dict__.get(name) is not value for module, name, _, value in self._saved)
 
-    def restore(self) -> None:
-        """Puts everything back as it was, last first, except what somebody else has put there since.
+    def restore(self, above: Iterable[Overrides] = ()) -> None:
+        """Puts everything back as it was, last first, except what somebody else has put there since: those `above` will then
+        put back what there was before this.
 
         What an interrupt cuts short is completed by the next call.
         """
@@ -46,6 +48,12 @@ class Overrides:
                     del module.__dict__[name]
                 else:
                     module.__dict__[name] = before
+            else:
+                for other in above:
+                    other._saved[:] = [
+                        (owner, what, before if owner is module and what == name and found is value else found, put)
+                        for owner, what, found, put in other._saved
+                    ]
             self._saved.pop()
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Optional, Protocol
 
+import torch
 from torch import nn
 
 from ..checks import MARK
+from ..errors import StateError
 from ..overrides import ADAPTED, Overrides, is_adapted
 from .adapted import Inner
 
@@ -25,6 +27,9 @@ class Computed(Protocol):
 
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's forward with them."""
+
+    def is_idle(self) -> bool:
+        """Whether that is the forward it has without them now."""
 
 
 class Slot:
@@ -39,7 +44,7 @@ class Slot:
     def call(self, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's forward, `inner`, with its adapters."""
         current = self.current
-        if current is None:
+        if current is None or current.is_idle():
             return inner(*args, **kwargs)
         return current.forward(self.module, inner, args, kwargs)
 
@@ -65,6 +70,10 @@ class Placement:
     def put(self) -> None:
         """Takes the forwards over. Within `rearranged`."""
         for slot in self.slots.values():
+            for method in ("__deepcopy__", "__reduce_ex__"):
+                if method not in slot.module.__dict__:  # an attached model refuses by itself
+                    self._overrides.set(slot.module, method, _refusal(type(slot.module).__name__))
+        for slot in self.slots.values():
             attachment = slot.module.__dict__.get(MARK)
             if attachment is not None and slot.module is attachment.model:
                 # A step goes around the root's forward; what is adapted there lies within it.
@@ -83,7 +92,7 @@ class Placement:
             if attachment.attached and attachment._steps.beneath_root == slot.call:
                 attachment._steps.beneath_root = None
             self._roots.pop()
-        self._overrides.restore()
+        self._overrides.restore([attachment._overrides for attachment in self.attachments()])
         for slot in self.slots.values():
             # An accelerate hook that was removed meanwhile has put what it found, ours, in the forward's place.
             forward = slot.module.__dict__.get("forward")
@@ -114,6 +123,15 @@ def _attribute(module: nn.Module) -> str:
     return "_old_forward" if hooked else "forward"
 
 
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:
+        raise StateError(
+            f"a {name} has LoRAs, and a copy of it would compute with this one's weights; call unload_loras_from_model first"
+        )
+
+    return refuse
+
+
 def _adapted(slot: Slot, inner: Inner) -> Callable[..., Any]:
     module = slot.module
 
@@ -121,7 +139,8 @@ def _adapted(slot: Slot, inner: Inner) -> Callable[..., Any]:
     @functools.wraps(inner, updated=())
     def forward(*args: Any, **kwargs: Any) -> Any:
         current = slot.current
-        if current is None:
+        # Compiled code must not depend on multipliers.
+        if current is None or (not torch.compiler.is_compiling() and current.is_idle()):
             return inner(*args, **kwargs)
         return current.forward(module, inner, args, kwargs)
 

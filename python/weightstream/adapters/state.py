@@ -242,33 +242,38 @@ def _left(state: weakref.ref[ModelAdapters], attachment: weakref.ref[Any]) -> No
         kept.left(model)
 
 
-_states: weakref.WeakKeyDictionary[nn.Module, ModelAdapters] = weakref.WeakKeyDictionary()
+_STATE = "_weightstream_adapters"
+"""The attribute of a model, and of its parts, that keeps its adapters: they live as long as it does."""
+_all: weakref.WeakSet[ModelAdapters] = weakref.WeakSet()
 
 
 def state_of(model: nn.Module) -> Optional[ModelAdapters]:
-    """The adapters of a model, or of the one that it is a part of; None if none were ever loaded."""
-    return _states.get(model)
+    """The adapters of a model, or of the one that it is a part of; None if it has none."""
+    return model.__dict__.get(_STATE)
 
 
 def remember(state: ModelAdapters) -> None:
     """Makes a model's adapters known by it and by its parts."""
+    _all.add(state)
     for ref in (state.model, *state.parts):
         model = ref()
         if model is not None:
-            _states[model] = state
+            model.__dict__[_STATE] = state
 
 
 def forget(state: ModelAdapters) -> None:
     """The opposite."""
-    for model, known in list(_states.items()):
-        if known is state:
-            del _states[model]
+    _all.discard(state)
+    for ref in (state.model, *state.parts):
+        model = ref()
+        if model is not None and model.__dict__.get(_STATE) is state:
+            del model.__dict__[_STATE]
 
 
 def attached(model: nn.Module) -> None:
     """A model was attached: the adapters that it has, or that what it is a part of has, go where its weights go."""
     inside = {id(module) for module in model.modules()}
-    for state in list({id(state): state for state in _states.values()}.values()):
+    for state in list(_all):
         if any(id(layer.module) in inside for layer in state.layers.values()):
             state.again()
 

@@ -64,6 +64,10 @@ class Turn:
         self._parts = parts
         self._within = within
 
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do in the forward now."""
+        return all(part.is_idle() for part in self._parts) and (self._within is None or self._within.is_idle())
+
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward within a turn, if any adapter in it is not at zero."""
         within = self._within
@@ -73,7 +77,7 @@ class Turn:
             def inner(*args: Any, **kwargs: Any) -> Any:
                 return within.forward(module, beneath, args, kwargs)
 
-        if all(part.is_idle() for part in self._parts):
+        if all(part.is_idle() for part in self._parts):  # only what is computed in the forward itself is not
             return inner(*args, **kwargs)
         return self._carrier.forward(inner, args, kwargs)
 

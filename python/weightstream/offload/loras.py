@@ -95,6 +95,10 @@ def load_loras_into_model(
             loaded.append(adapter)
             accepted.append(number)
         progress.phase("LoRAs Loaded", len(paths), max(len(paths), 1))
+        for adapter in loaded:
+            for note in adapter.notes:
+                log.info("LoRA %s: %s", adapter.path, note)
+        fitting = [paths[number] for number in accepted]
         if not check_only:
             chosen = AdapterSet(loaded)
             chosen.reserve = (bool(pinnedLora), None if maxReservedLoras < 0 else int(maxReservedLoras * MEGABYTE))
@@ -105,10 +109,7 @@ def load_loras_into_model(
     finally:
         progress.close()
     model._loras_errors = errors
-    for adapter in loaded:
-        for note in adapter.notes:
-            log.info("LoRA %s: %s", adapter.path, note)
-    return [paths[number] for number in accepted]
+    return fitting
 
 
 def activate_loras(model: nn.Module, lora_nos: Sequence[Any], lora_multi: Any = None) -> None:
