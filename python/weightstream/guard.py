@@ -88,9 +88,12 @@ class ManagedParameter(nn.Parameter):
     _weightstream: ParameterGuard
 
     def requires_grad_(self, requires_grad: bool = True) -> torch.Tensor:
-        """Refuses True: a streamed weight cannot be trained."""
+        """Refuses True: a streamed weight cannot be trained. PEFT asks for it whenever an adapter is chosen or switched on
+        again, which is no wish to train: its adapters' weights stay as they are."""
+        name = self._weightstream.name
+        if requires_grad and any(part.startswith("lora_") for part in name.split(".")):
+            return self
         if requires_grad:
-            name = self._weightstream.name
             raise StateError(f"parameter {name} is managed and cannot require grad; detach() the model to train it")
         return super().requires_grad_(False)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..calls import LEAVES
+from ..quant.layers import QuantEmbedding
 from ..quant.module import QuantModule
 from .numbers import is_plain
 
@@ -57,6 +58,21 @@ class AdaptedLayer:
         """Whether the weight is no plain tensor of numbers."""
         weight = self.module._parameters.get(self.parameter)
         return weight is None or not is_plain(weight) or not weight.is_floating_point()
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether adapters are added to its weight for the time of a forward, and not beside it."""
+        return self.leaf is not None or self.kind in ("norm", "parameter", "other")
+
+    def refusal(self, kind: str) -> Optional[str]:
+        """Why an adapter of a kind cannot be computed on it; None if it can."""
+        if isinstance(self.leaf, nn.RNNBase):
+            return f"a {type(self.leaf).__name__} keeps its weights in a list of its own, which adapters cannot change"
+        if self.kind == "embedding" and type(self.module).forward not in (nn.Embedding.forward, QuantEmbedding.forward):
+            return "it is an embedding with a forward of its own, which an adapter cannot be added to"
+        if self.is_swapped and kind != "diff_bias" and self.is_quantized:
+            return "its weight is packed, and the module around it reads it past the layer's forward"
+        return None
 
     @property
     def dtype(self) -> torch.dtype:

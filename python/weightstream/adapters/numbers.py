@@ -32,7 +32,7 @@ def weight_numbers(module: nn.Module, base: Callable[..., Tensor], columns: int,
         if is_plain(weight):
             if weight.is_floating_point():
                 return weight.to(dtype) if is_float8(weight.dtype) else weight
-        elif type(weight).dequantize is not Tensor.dequantize:
+        elif not isinstance(weight, ManagedParameter) and type(weight).dequantize is not Tensor.dequantize:
             return weight.dequantize()
     return _measured(module, base, columns, dtype)
 

@@ -69,7 +69,11 @@ def read_adapter(
     pieces: dict[str, list[Piece]] = {}
     for target in plan.targets():
         poll()
-        pieces.setdefault(target.layer, []).append(read_piece(target, tensors, model.by_name[target.layer]))
+        layer = model.by_name[target.layer]
+        refusal = layer.refusal(target.kind)
+        if refusal is not None:
+            raise WeightsError(f"{layer.name}: {refusal}")
+        pieces.setdefault(target.layer, []).append(read_piece(target, tensors, layer))
     absent = {key for _, keys in plan.absent() for key in keys}
     skipped = [(key, reason) for key, reason in plan.skipped() if key not in absent]
     left = [*(summary for summary, _ in plan.absent()), *_reasons(skipped)]

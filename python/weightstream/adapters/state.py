@@ -23,7 +23,7 @@ from .placing import Placement, rearranged
 from .products import ConvolutionAdapters, LinearAdapters
 from .settling import Settled, turning_modules
 from .strengths import Strengths
-from .swapped import EmbeddingAdapters, Swap, SwappedAdapters, needs_swap
+from .swapped import EmbeddingAdapters, Swap, SwappedAdapters
 
 __all__ = ["AdapterSet", "LoadedAdapter", "ModelAdapters", "state_of"]
 
@@ -227,7 +227,7 @@ class _Both(nn.Module):
 
 
 def _adapters(layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> Adapters:
-    if needs_swap(layer):
+    if layer.is_swapped:
         return SwappedAdapters(layer, pieces, strengths)
     if layer.kind == "embedding":
         return EmbeddingAdapters(layer, pieces, strengths)

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..calls import WholeModule
-from ..errors import WeightsError
-from ..quant.layers import QuantEmbedding
 from ..uncompiled import uncompiled
 from .adapted import Adapters, Inner
 from .dora import factors, scaled
@@ -22,16 +20,11 @@ from .numbers import is_float8
 from .pieces import Piece
 from .strengths import Strengths
 
-__all__ = ["EmbeddingAdapters", "Swap", "SwappedAdapters", "needs_swap"]
+__all__ = ["EmbeddingAdapters", "Swap", "SwappedAdapters"]
 
 
 class EmbeddingAdapters(Adapters):
     """An embedding's adapters, which are whole differences: their rows are looked up beside its own."""
-
-    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
-        super().__init__(layer, pieces, strengths)
-        if type(layer.module).forward not in (nn.Embedding.forward, QuantEmbedding.forward):
-            raise WeightsError(f"{layer.name} is an embedding with a forward of its own, which adapters cannot add to")
 
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The rows with the differences'."""
@@ -50,8 +43,6 @@ class SwappedAdapters(Adapters):
 
     def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
         super().__init__(layer, pieces, strengths)
-        if layer.is_quantized and (len(self.terms) or self.stack is not None or len(self.magnitudes)):
-            raise WeightsError(f"{layer.name} is quantized inside a module that reads its weight past its forward")
         # Not as attributes: neither module becomes a part of this one.
         self.__dict__["_owner"] = layer.module
         self._parameter = layer.parameter
@@ -119,11 +110,6 @@ class Swap(WholeModule):
 
 # A compiler cannot follow parameters that are others for a moment: it cuts its graph around this call.
 uncompiled(Swap.forward)
-
-
-def needs_swap(layer: AdaptedLayer) -> bool:
-    """Whether the layer's adapters are added to its weight."""
-    return layer.leaf is not None or layer.kind in ("norm", "parameter", "other")
 
 
 def _rounded(numbers: Tensor, like: Tensor) -> Tensor:
