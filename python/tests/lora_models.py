@@ -11,8 +11,8 @@ from typing import Any, Optional
 
 import pytest
 import torch
+from offload_files import write
 from quant_files import fp8_parts, int8_parts, only
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -101,8 +101,7 @@ class Adapter:
 
     def write(self, path: Path, metadata: Optional[dict[str, str]] = None) -> str:
         """Its file."""
-        save_file(self.tensors, path, metadata)
-        return str(path)
+        return str(write(path, self.tensors, metadata))
 
 
 def merged(given: Model, *applied: tuple[Adapter, float]) -> Model:

@@ -218,6 +218,7 @@ def bench(arguments):
         "dequant": [],
         "pipeline": [],
         "quantized": [],
+        "lora": [],
         "calibrate": [],
     }
     if not arguments or arguments[0] not in programs:

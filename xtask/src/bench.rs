@@ -1,7 +1,8 @@
 //! `bench`: measures. `stream` needs a GPU and compares with resident weights and with other libraries; so does `ready`,
 //! which measures how soon a checkpoint streams, and how fast what is not page-locked does; `load` compares
 //! reading a checkpoint with safetensors' own reader and with the bare device; `dequant` measures the
-//! kernels of quantized weights on a GPU, `quantized` a streamed model of them, `pipeline` three models that take turns,
+//! kernels of quantized weights on a GPU, `quantized` a streamed model of them, `lora` steps with adapters and loading one, `pipeline`
+//! three models that take turns,
 //! `calibrate` how near a recommended budget is to the largest that runs
 //! (the code of all is in `tools/bench`);
 //! `plan` runs the criterion benches, which measure planning and the schedule on this CPU; `startup` what collecting startup
@@ -54,6 +55,8 @@ enum Name {
     Dequant,
     /// Steps of a streamed model of int8 weights beside bfloat16 ones, on a GPU.
     Quantized,
+    /// Steps with LoRAs beside none and beside PEFT's, resident and streamed, and loading one, on a GPU.
+    Lora,
     /// Three models of 19 GB that take turns on a GPU within 4 GB.
     Pipeline,
     /// The resident budget that a calibration recommends beside the largest that runs, on a GPU.
@@ -73,6 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Name::Ready => ready(args),
         Name::Dequant => paged(args, "dequant"),
         Name::Quantized => paged(args, "quantized"),
+        Name::Lora => paged(args, "lora"),
         Name::Pipeline => paged(args, "pipeline"),
         Name::Calibrate => paged(args, "calibrate"),
         Name::Startup => startup(args),

@@ -12,6 +12,7 @@ from torch import nn
 from ..attachment import Attachment
 from ..checks import MARK
 from ..errors import BudgetError
+from ..offload.amounts import MEGABYTE
 from .adapted import Adapters
 from .placing import Placement
 from .streaming import Company, Room, block_of, refused
@@ -103,18 +104,22 @@ class Settled:
         for parts in blocks.values():
             for part in parts:
                 _place(part, torch.device("cpu"))
-        company = Company(attachment, blocks, reserve)
-        needed = company.nbytes + sum(map(_nbytes, outside))
-        try:
-            room.take(needed)
-        except BudgetError as error:
-            if attachment._runtime.group is None:
-                raise refused(attachment, needed, error) from None
-            log.warning(
-                "%s takes %.1f MB more than its budget for its LoRAs, which it has no room for",
-                type(attachment.model).__name__,
-                needed / 1e6,
-            )
+        for slots in (2, 1):
+            company = Company(attachment, blocks, reserve, slots)
+            needed = company.nbytes + sum(map(_nbytes, outside))
+            try:
+                room.take(needed)
+                break
+            except BudgetError as error:
+                if slots > 1:
+                    continue
+                if attachment._runtime.group is None:
+                    raise refused(attachment, needed, error) from None
+                log.warning(
+                    "%s takes %.1f MB more than its budget for its LoRAs, which it has no room for",
+                    type(attachment.model).__name__,
+                    needed / MEGABYTE,
+                )
         for part in outside:
             _place(part, attachment.device)
         for parts in blocks.values():

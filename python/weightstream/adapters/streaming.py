@@ -28,9 +28,6 @@ __all__ = ["Company", "Room", "block_of"]
 
 log = logging.getLogger("weightstream.offload")
 
-_SLOTS = 2
-"""Blocks of adapters that a ring has room for at least: one computes while the next is copied."""
-
 
 class Carrier(nn.Module):
     """What adapts one block. Its forward is the block's."""
@@ -107,10 +104,16 @@ class Company:
     """The adapters of one attached model while they stream beside it."""
 
     def __init__(
-        self, attachment: Attachment, blocks: dict[int, list[Any]], reserve: tuple[bool, Optional[int]]
+        self,
+        attachment: Attachment,
+        blocks: dict[int, list[Any]],
+        reserve: tuple[bool, Optional[int]],
+        slots: int,
     ) -> None:
-        """`blocks` are the parts that adapt each block of the model, by its number. Nothing is changed yet."""
+        """`blocks` are the parts that adapt each block of the model, by its number; the ring has room for so many of them: with
+        two, one computes while the next is copied. Nothing is changed yet."""
         self._attachment = attachment
+        self._slots = slots
         self._blocks = blocks
         self._carriers = {index: Carrier(parts) for index, parts in blocks.items()}
         self.model = Carriers([self._carriers[index] for index in sorted(blocks)])
@@ -132,8 +135,8 @@ class Company:
         self._own: Optional[Attachment] = None
 
     def _budget(self, base: int, largest: int, page: int, total: int) -> int:
-        """What they are given: two blocks' worth."""
-        self.nbytes = min(base + _SLOTS * largest + page, -(-total // page + 1) * page)
+        """What they are given."""
+        self.nbytes = min(base + self._slots * largest + page, -(-total // page + 1) * page)
         return self.nbytes
 
     def start(self) -> None:
