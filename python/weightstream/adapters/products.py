@@ -36,6 +36,8 @@ class _ProductAdapters(Adapters):
         super().__init__(layer, pieces, strengths)
         self._is_transposed = layer.is_transposed
         self._columns = layer.shape[1]
+        # The forward of such a layer cannot compute, so that there is none to leave it to.
+        self._always |= plain_forward(layer.module, _nothing) is not _nothing
         self._factors: list[Tensor] = []
         self._key: Any = None
 
@@ -174,6 +176,10 @@ class ConvolutionAdapters(_ProductAdapters):
     def _like(self, outputs: Tensor) -> Tensor:
         """A tensor of the weight's shape, of which nobody reads the numbers."""
         return torch.empty(1, dtype=torch.float32, device=outputs.device).expand(self._shape)
+
+
+def _nothing(input: Tensor) -> Tensor:
+    return input
 
 
 def _rows(inputs: Tensor, outputs: Tensor) -> Tensor:
