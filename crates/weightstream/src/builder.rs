@@ -125,14 +125,14 @@ impl OffloaderBuilder {
         let limit = self.budget.resolve(self.driver.memory_info()?)?;
         let options = LayoutOptions { granularity: info.granularity, granule: self.granule };
         let layout = Layout::new(&self.model, &options)?;
-        let mut request = Request { limit, look_ahead: self.look_ahead };
+        let mut request = Request { limit, floor: limit, look_ahead: self.look_ahead };
         let units = Units::whole_blocks(&layout);
         let mut raised = None;
         let plan = match request.plan(&layout, &units) {
             Err(Error::Plan(PlanError::BudgetTooSmall { budget, minimum, largest_unit, .. }))
                 if self.raises =>
             {
-                request.limit = Some(minimum);
+                (request.limit, request.floor) = (Some(minimum), Some(minimum));
                 raised = Some(Raised { asked: budget, minimum, largest_unit });
                 request.plan(&layout, &units)?
             }

@@ -11,6 +11,8 @@ use crate::pace::Pace;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) limit: Option<Bytes>,
+    /// What of the limit is the budget that was set; the rest is preloaded and may be given back.
+    pub(crate) floor: Option<Bytes>,
     pub(crate) look_ahead: Option<u32>,
 }
 

@@ -64,6 +64,17 @@ pub struct ShareReport {
     pub here: Vec<String>,
 }
 
+/// What changes with a model's plan.
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    /// Nothing else.
+    Plan,
+    /// The most pages it may take.
+    Most(u32),
+    /// That, downwards, also in the middle of its step.
+    Less(u32),
+}
+
 /// A model's place in a share, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -264,7 +275,7 @@ impl Place {
     pub(crate) fn replan(&self, plan: Plan) -> Result<()> {
         let mut state = self.share.lock();
         let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
-        self.put(&mut state, &engine, plan, None)
+        self.put(&mut state, &engine, plan, Change::Plan)
     }
 
     /// The most pages that a plan within a limit takes.
@@ -301,7 +312,7 @@ impl Place {
             }
             state.tenancy.left(other);
         }
-        let done = self.put(&mut state, &engine, plan, Some(most));
+        let done = self.put(&mut state, &engine, plan, Change::Most(most));
         // What a lower budget leaves over goes now, what a higher one did not get is not allowed any more.
         if let Err(error) = self.share.settle(&state) {
             tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
@@ -309,12 +320,27 @@ impl Place {
         done
     }
 
-    /// Puts another plan in place, and the `most` it is made for if that changes.
-    fn put(&self, state: &mut State, engine: &Engine, plan: Plan, most: Option<u32>) -> Result<()> {
+    /// The model takes less from now on, also in the middle of its step.
+    pub(crate) fn shrink(&self, plan: Plan, most: u32) -> Result<()> {
+        let mut state = self.share.lock();
+        let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        let done = self.put(&mut state, &engine, plan, Change::Less(most));
+        if let Err(error) = self.share.settle(&state) {
+            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
+        }
+        done
+    }
+
+    /// Puts another plan in place, and the most it is made for if that changes.
+    fn put(&self, state: &mut State, engine: &Engine, plan: Plan, change: Change) -> Result<()> {
         let Some(before) = state.tenancy.tenant(self.id).cloned() else {
             return Err(EngineError::Closed.into());
         };
-        if engine.is_here() && !engine.is_busy() {
+        let most = match change {
+            Change::Plan => None,
+            Change::Most(most) | Change::Less(most) => Some(most),
+        };
+        if engine.is_here() && (!engine.is_busy() || matches!(change, Change::Less(_))) {
             // While pages change their purpose none may be kept for models that are away.
             let floor = state.tenancy.ring_needed(Some(self.id));
             self.share.trim(state, floor.max(before.ring))?;
@@ -334,7 +360,12 @@ impl Place {
             Some(most) => {
                 // Until a smaller plan is in place, the pages of the one before are held.
                 self.share.pool().set_limit(self.share.bytes(allowed.max(state.tenancy.most())));
-                engine.rebudget(plan, self.share.bytes(most))
+                let limit = self.share.bytes(most);
+                if matches!(change, Change::Less(_)) {
+                    engine.shrink(plan, limit)
+                } else {
+                    engine.rebudget(plan, limit)
+                }
             }
         };
         let refused = matches!(

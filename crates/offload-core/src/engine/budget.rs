@@ -11,11 +11,12 @@ use std::sync::Arc;
 use gpu_driver::Bytes;
 
 use super::core::Engine;
-use super::error::Result;
+use super::error::{EngineError, Result};
 use super::replan::check_plan;
 use super::state::State;
 use crate::layout::Layout;
-use crate::plan::Plan;
+use crate::plan::{Plan, UnitPlan};
+use crate::schedule::{Schedule, ScheduleError};
 
 impl Engine {
     /// As [`replan`](Self::replan), with `limit` as the most that this and later plans may take: the pool's limit, or the
@@ -29,6 +30,18 @@ impl Engine {
     /// As [`replan`](Self::replan). [`coming_limit`](Self::coming_limit) tells the two kinds of failure apart.
     pub fn rebudget(&self, plan: Plan, limit: Bytes) -> Result<()> {
         self.lock().rebudget(plan, limit, self.layout())
+    }
+
+    /// As [`rebudget`](Self::rebudget) with a lower limit, but also in the middle of a step of this thread: for when the device runs
+    /// out of memory there. Units stay, those in use are copied anew where they streamed or stream now, and the step goes on.
+    /// Blocks until all work has run. Work that uses the units goes on on the stream of the latest call.
+    ///
+    /// # Errors
+    /// If the plan has other units, does not fit, or cannot have all units in use at once; if another thread is in the middle of a step
+    /// or the stream is being captured: nothing was changed. If the driver fails, in a step, that step is over: what
+    /// computes in it from here on may read anything, and its end says so.
+    pub fn shrink(&self, plan: Plan, limit: Bytes) -> Result<()> {
+        self.lock().shrink(plan, limit, self.layout())
     }
 
     /// The most that plans may take, once a plan that is pending is in place.
@@ -78,6 +91,52 @@ impl State {
             self.limit_after = after;
             self.set_page_limit(before);
             _ = self.replace_plan();
+        }
+        placed
+    }
+
+    /// Puts a smaller plan of the same units in place, in a step or between.
+    pub(super) fn shrink(&mut self, plan: Plan, limit: Bytes, layout: &Layout) -> Result<()> {
+        self.check_thread()?;
+        if self.step.is_none() && self.held == 0 {
+            return self.rebudget(plan, limit, layout);
+        }
+        if self.failed {
+            return Err(EngineError::StepFailed);
+        }
+        check_plan(&plan, layout, limit.min(self.coming_limit()))?;
+        let same = |(new, old): (&UnitPlan, &UnitPlan)| new.span == old.span;
+        if plan.units.len() != self.plan.units.len() || !plan.units.iter().zip(&self.plan.units).all(same) {
+            return Err(EngineError::ForeignPlan {
+                what: "it is of other units than the step under way".into(),
+            });
+        }
+        let mut schedule = Schedule::for_plan(&plan).map_err(EngineError::Visit)?;
+        schedule.resume(&self.schedule);
+        if let Some((unit, open)) = schedule.crowded() {
+            return Err(self.named(ScheduleError::Conflict { unit, open }));
+        }
+        self.check_capture(self.device.compute()?)?;
+        // What allocates in a unit's turn has submitted some of it already.
+        self.device.note_computation();
+        (self.pending, self.limit_after) = (Some(Arc::new(plan)), Some(limit));
+        let (visits, timing) = (self.visits, &mut self.timing);
+        timing.give_up();
+        drop(self.device.timers.take());
+        let placed = self.replace_plan().and_then(|()| {
+            (self.schedule, self.visits) = (schedule, visits);
+            self.commands.clear();
+            self.schedule.refill(&mut self.commands);
+            #[cfg(test)]
+            if self.mutant == Some(super::tests::Mutant::ForgetOpen) {
+                self.commands.clear();
+            }
+            self.run_commands()
+        });
+        self.device.note_computation(); // Of what is open, which goes on.
+        if placed.is_err() {
+            // The step's computation goes on in memory that may be another's: its end must not pass for a success.
+            (self.failed, self.spoilt, self.visits) = (true, self.step.is_some(), visits);
         }
         placed
     }

@@ -38,9 +38,10 @@ impl State {
     /// Puts the pending plan in place, or leaves it pending.
     pub(super) fn replace_plan(&mut self) -> Result<()> {
         let Some(plan) = self.pending.clone() else { return Ok(()) };
-        let schedule = Schedule::for_plan(&plan).map_err(EngineError::Visit)?;
+        #[cfg_attr(test, expect(unused_mut, reason = "a mistake may be made in it"))]
+        let mut schedule = Schedule::for_plan(&plan).map_err(EngineError::Visit)?;
         #[cfg(test)]
-        let schedule = super::tests::mutate_schedule(self.mutant, &plan, schedule);
+        let mut schedule = super::tests::mutate_schedule(self.mutant, &plan, schedule);
         #[cfg(test)]
         let waits = self.mutant != Some(super::tests::Mutant::FreeBeforeEvent);
         #[cfg(not(test))]
@@ -57,6 +58,9 @@ impl State {
         self.device.evict_all(&plan, &self.memory)?;
         self.device.prepare(copies);
         self.stats = self.stats();
+        if self.held > 0 {
+            schedule.keep_holds(&self.schedule); // Of the same units: else a hold refuses the plan.
+        }
         self.schedule = schedule;
         self.schedule.announce_evictions(self.device.wants_evictions());
         self.visits = 0;

@@ -53,6 +53,8 @@ pub(super) struct State {
     pub(super) limit_after: Option<Bytes>,
     /// Whether a call failed, so that presence is not known.
     pub(super) failed: bool,
+    /// Whether memory was taken from the units of the step under way, so that its end has to be an error.
+    pub(super) spoilt: bool,
     pub(super) closed: bool,
     /// Whether the model left the device: its own pages are others' now, or it has not come yet.
     pub(super) away: bool,
@@ -97,6 +99,7 @@ impl State {
             most: None,
             limit_after: None,
             failed: false,
+            spoilt: false,
             closed: false,
             away: memory_is_shared,
             step: None,
@@ -116,6 +119,7 @@ impl State {
         if self.step.take().is_some() {
             self.failed = true;
         }
+        self.spoilt = false;
         self.prepare(stream)?;
         self.commands.clear();
         self.schedule.begin_step(&mut self.commands);
@@ -139,7 +143,8 @@ impl State {
         }
         if self.failed {
             self.timing.give_up();
-            return Ok(()); // Reported when it happened.
+            // Else it was reported when it happened.
+            return if std::mem::take(&mut self.spoilt) { Err(EngineError::StepFailed) } else { Ok(()) };
         }
         self.commands.clear();
         self.schedule.end_step(&mut self.commands);
@@ -188,7 +193,11 @@ impl State {
         self.check_thread()?;
         if self.failed {
             self.visits = self.visits.saturating_sub(1);
+            let marked = self.step.is_some_and(|step| step.marked);
             self.end_visit_outside();
+            if !marked && std::mem::take(&mut self.spoilt) {
+                return Err(EngineError::StepFailed);
+            }
             return Ok(()); // Reported when it happened; the next step starts over.
         }
         self.commands.clear();

@@ -112,6 +112,20 @@ impl Order {
             && self.recorded.len() * 2 >= self.visits.len()
     }
 
+    /// The same visits and the same place among them, where other units stream.
+    pub(super) fn continued(&self, streamed: Vec<bool>) -> Self {
+        let mut order = Self { first: vec![0; streamed.len() + 1], streamed, next: 0, ..self.clone() };
+        order.index();
+        let streams = |unit: &&UnitId| order.streamed[unit.0 as usize];
+        if order.visits.starts_with(&order.recorded) {
+            let passed = order.recorded.iter().filter(streams).count();
+            order.next = if passed < order.expected.len() { passed } else { 0 };
+        } else if let Some(&last) = order.recorded.iter().rev().find(streams) {
+            order.resynchronize(last.0 as usize);
+        }
+        order
+    }
+
     /// Notes a visit.
     pub(super) fn record(&mut self, unit: UnitId) {
         if self.marks_steps && !self.in_step {

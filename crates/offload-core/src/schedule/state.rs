@@ -7,6 +7,7 @@ use super::order::Order;
 use super::view::{Conflicts, UnitView};
 use crate::model::UnitId;
 use crate::plan::Plan;
+use crate::unit_set::set;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Unit {
@@ -182,10 +183,41 @@ impl Schedule {
         self.waited = self.records;
     }
 
-    /// Copies held units again after a [`reset`](Self::reset).
+    /// Goes on where `before` is, which is of a plan of the same units: what is open or held stays so and wants
+    /// [`refill`](Self::refill), nothing is present. The caller has waited for all copies and all uses.
+    pub fn resume(&mut self, before: &Self) {
+        self.order = before.order.continued(self.units.iter().map(|unit| unit.streamed).collect());
+        for (unit, before) in self.units.iter_mut().zip(&before.units) {
+            (unit.open, unit.held) = (before.open, before.held);
+        }
+        self.announce = before.announce;
+    }
+
+    /// What `before`, of the same units, holds stays held, and wants [`refill`](Self::refill).
+    pub fn keep_holds(&mut self, before: &Self) {
+        for (unit, before) in self.units.iter_mut().zip(&before.units) {
+            (unit.open, unit.held) = (before.held, before.held);
+        }
+    }
+
+    /// Two units in use that could not be present together; none if [`refill`](Self::refill) can make all of them so.
+    pub fn crowded(&self) -> Option<(UnitId, UnitId)> {
+        let wanted = |unit: &UnitId| self.units[unit.0 as usize].streamed;
+        let open: Vec<UnitId> = self.open_units().filter(wanted).collect();
+        let mut bits = vec![0; self.present.len()];
+        for &unit in &open {
+            if let Some(other) = self.conflicts.of_these(unit.0 as usize, &bits).next() {
+                return Some((unit, other));
+            }
+            set(&mut bits, unit);
+        }
+        None
+    }
+
+    /// Copies units that are in use again after a [`reset`](Self::reset) or [`resume`](Self::resume).
     pub fn refill(&mut self, commands: &mut Vec<Command>) {
         for id in 0..self.units.len() {
-            if self.units[id].held > 0 && self.units[id].streamed && !self.units[id].present {
+            if self.units[id].open > 0 && self.units[id].streamed && !self.units[id].present {
                 self.issue(id, commands);
                 commands.push(Command::WaitCopied(UnitId(id as u32)));
             }

@@ -8,14 +8,14 @@
 use gpu_driver::{Bytes, StreamHandle, Verb};
 
 use super::Mutant;
-use super::desc::{RigDesc, minimum};
+use super::desc::RigDesc;
 use super::draw::{draw_plan, draw_rig};
 use super::rig::{Failure, Rig};
 use super::rng::Rng;
 use super::source::ModelFile;
 use crate::engine::EngineError;
 use crate::model::UnitId;
-use crate::plan::{Backing, Plan, PlanRequest};
+use crate::plan::Plan;
 
 /// What a case did, so that the suite can show that it does what it says.
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,6 +29,9 @@ pub(super) struct Tally {
     pub(super) unraised: u64,
     /// Lower budgets that a failure left to the next step.
     pub(super) completed: u64,
+    pub(super) shrinks: u64,
+    /// Steps that a failure in a shrink ended.
+    pub(super) spoilt: u64,
     pub(super) failed_steps: u64,
     pub(super) lost_steps: u64,
     pub(super) conflicts: u64,
@@ -69,7 +72,7 @@ pub(super) fn run(seed: u64, mutant: Option<Mutant>) -> Result<Tally, Failure> {
 }
 
 /// What a replan calls.
-const REPLANNING: [Verb; 7] = [
+pub(super) const REPLANNING: [Verb; 7] = [
     Verb::MapPages,
     Verb::UnmapPages,
     Verb::SetAccess,
@@ -79,22 +82,24 @@ const REPLANNING: [Verb; 7] = [
     Verb::SynchronizeStream,
 ];
 
-struct Case {
-    rng: Rng,
-    rig: Rig,
+pub(super) struct Case {
+    pub(super) rng: Rng,
+    pub(super) rig: Rig,
     plans: Vec<Plan>,
     /// Units entered and not left, the innermost last.
-    open: Vec<UnitId>,
-    held: Vec<UnitId>,
+    pub(super) open: Vec<UnitId>,
+    pub(super) held: Vec<UnitId>,
     /// Copies made when the plan was put in place.
-    copies_before: u64,
+    pub(super) copies_before: u64,
     /// The budget that counts, or will from the next step on.
-    budget: u64,
+    pub(super) budget: u64,
     /// The highest that ever counted.
-    highest: u64,
+    pub(super) highest: u64,
     /// A copy ahead may have failed, in the ring's threads, and say so when its unit is entered.
-    late: bool,
-    tally: Tally,
+    pub(super) late: bool,
+    /// A failure took the memory of the step under way.
+    pub(super) spoilt: bool,
+    pub(super) tally: Tally,
 }
 
 impl Case {
@@ -113,6 +118,7 @@ impl Case {
             budget: limit,
             highest: limit,
             late: false,
+            spoilt: false,
             tally,
         })
     }
@@ -146,7 +152,9 @@ impl Case {
                 self.mend_file();
             }
             match stepped {
-                Err(Failure::Error(error)) if (fault || cut || self.late) && is_meant(&error) => {
+                Err(Failure::Error(error))
+                    if (fault || cut || self.late || self.spoilt) && is_meant(&error) =>
+                {
                     self.tally.cut_files += u64::from(matches!(error, EngineError::Unread { .. }));
                     self.late = false;
                     self.give_up_step()?;
@@ -177,7 +185,7 @@ impl Case {
         self.rig.file.iter().for_each(ModelFile::mend);
     }
 
-    fn arm(&mut self, verbs: &[Verb]) {
+    pub(super) fn arm(&mut self, verbs: &[Verb]) {
         self.rig.device.reset();
         self.rig.device.fail(self.rng.pick(verbs), self.rng.below(25));
     }
@@ -238,6 +246,15 @@ impl Case {
         }
         self.open.push(unit);
         self.rig.compute(unit)?;
+        if self.rng.once_in(20) {
+            self.shrink()?;
+            for unit in self.open.clone() {
+                self.rig.compute(unit)?;
+            }
+            for unit in self.held.clone() {
+                self.rig.compute(unit)?;
+            }
+        }
         Ok(true)
     }
 
@@ -251,16 +268,24 @@ impl Case {
     /// After a failed call: closes what is open, as try and finally do, or walks away.
     fn give_up_step(&mut self) -> Result<(), Failure> {
         self.tally.failed_steps += 1;
+        self.tally.spoilt += u64::from(self.spoilt);
         if self.rng.once_in(2) {
             while !self.open.is_empty() {
                 self.leave()?;
             }
             match self.rig.end() {
                 Err(EngineError::NoStep) => {} // It was the beginning that failed.
-                other => other?,
+                Err(EngineError::StepFailed) if self.spoilt => {}
+                other => {
+                    other?;
+                    if self.spoilt {
+                        return Err(Failure::Left("a step without its memory ended well".into()));
+                    }
+                }
             }
         }
         self.open.clear();
+        self.spoilt = false;
         Ok(())
     }
 
@@ -290,79 +315,6 @@ impl Case {
         self.late = false; // All copies ahead were taken back.
         self.tally.replans += 1;
         self.copies_before = self.rig.engine.stats().copies;
-        Ok(())
-    }
-
-    /// Another budget for the units there are, as the planner gives it; what the driver refuses is as it was, or is done by the
-    /// next step.
-    fn rebudget(&mut self) -> Result<(), Failure> {
-        self.rig.engine.abandon_step();
-        let now = self.rig.engine.coming_plan();
-        let (units, layout) = (now.described_units(), self.rig.engine.layout().clone());
-        let least = minimum(&layout, &units);
-        let all = u64::from(layout.granules()) * layout.granule().0;
-        let room = self.rng.below(all.saturating_sub(least) + 1);
-        let budget = least + self.rng.pick(&[0, room / 2, room, room]);
-        let lower = budget < self.budget;
-        let request = PlanRequest {
-            budget: Some(Bytes(budget)),
-            within: lower.then(|| now.backing.clone()),
-            ..PlanRequest::default()
-        };
-        let next = Plan::new(&layout, &units, &request).map_err(|error| Failure::Left(error.to_string()))?;
-        let new = next.backing.iter().zip(&now.backing);
-        let new = new.filter(|(next, now)| **next == Backing::Own && **now != Backing::Own).count() as u64;
-        let fault = self.rng.once_in(3);
-        if fault {
-            self.arm(&REPLANNING);
-        }
-        let was_pending = self.rig.engine.report().replan_pending;
-        let uploaded = self.rig.engine.stats().uploaded_bytes;
-        let done = self.rig.engine.rebudget(next, Bytes(budget));
-        self.rig.device.reset();
-        let counts = self.rig.engine.coming_limit().0;
-        match done {
-            Err(error) if fault && is_injected(&error) => {
-                // A higher limit than the one in force is as if it had not been asked for.
-                if counts == budget {
-                    self.tally.completed += 1;
-                } else if counts == self.budget {
-                    self.tally.unraised += 1;
-                } else {
-                    return Err(Failure::Left(format!(
-                        "{counts} of {} and {budget} is promised",
-                        self.budget
-                    )));
-                }
-            }
-            other => {
-                other?;
-                if counts != budget {
-                    return Err(Failure::Left(format!("{counts} is promised, {budget} was asked for")));
-                }
-                *if lower { &mut self.tally.lowers } else { &mut self.tally.raises } += 1;
-                let (uploaded, most) =
-                    (self.rig.engine.stats().uploaded_bytes - uploaded, new * layout.granule().0);
-                if !was_pending && uploaded > most {
-                    return Err(Failure::Left(format!(
-                        "{uploaded} bytes were copied, {most} became resident"
-                    )));
-                }
-            }
-        }
-        (self.budget, self.highest) = (counts, self.highest.max(budget));
-        self.late = false;
-        self.copies_before = self.rig.engine.stats().copies;
-        self.check_pages()
-    }
-
-    /// No more pages are held than the budget allows, unless a failure left giving them back to the next step.
-    fn check_pages(&self) -> Result<(), Failure> {
-        let report = self.rig.engine.report();
-        let allowed = if report.replan_pending { self.highest } else { self.budget };
-        if report.page_bytes_in_use > allowed {
-            return Err(Failure::Left(format!("{} bytes of pages of {allowed}", report.page_bytes_in_use)));
-        }
         Ok(())
     }
 

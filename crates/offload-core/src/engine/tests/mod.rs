@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod case;
+mod case_budget;
 mod desc;
 mod draw;
 mod faulty;

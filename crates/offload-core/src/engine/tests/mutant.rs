@@ -25,6 +25,8 @@ pub(in crate::engine) enum Mutant {
     FreeBeforeEvent,
     /// What becomes resident is not copied.
     TrustPages,
+    /// Units in use are not copied anew when the budget shrinks under them.
+    ForgetOpen,
     /// Pages that a plan gives up are not given back.
     KeepPages,
 }
@@ -51,6 +53,7 @@ pub(in crate::engine) fn mutate(mutant: Option<Mutant>, commands: &mut Vec<Comma
             | Mutant::DropWaitSubmitted
             | Mutant::FreeBeforeEvent
             | Mutant::TrustPages
+            | Mutant::ForgetOpen
             | Mutant::KeepPages,
         )
         | None => {}

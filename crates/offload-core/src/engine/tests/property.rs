@@ -25,6 +25,8 @@ fn every_computation_reads_its_own_bytes() {
         ("lowered budgets", cases(|tally| tally.lowers > 0), 150),
         ("budgets refused by a failure", cases(|tally| tally.unraised > 0), 8),
         ("lowered budgets completed by a step", cases(|tally| tally.completed > 0), 3),
+        ("budgets shrunk in a step", cases(|tally| tally.shrinks > 0), 100),
+        ("failures of that", cases(|tally| tally.spoilt > 0), 10),
         ("failed steps", cases(|tally| tally.failed_steps > 0), 100),
         ("lost steps", cases(|tally| tally.lost_steps > 0), 100),
         ("conflicts", cases(|tally| tally.conflicts > 0), 50),
@@ -58,6 +60,7 @@ fn every_mistake_is_noticed() {
         Mutant::DropWaitSubmitted,
         Mutant::FreeBeforeEvent,
         Mutant::TrustPages,
+        Mutant::ForgetOpen,
     ] {
         // A refused call would be noticed too; what counts is that the mistake itself, wrong bytes, is seen.
         let noticed = (0..200).any(|seed| matches!(run(seed, Some(mutant)), Err(Failure::Wrong(_))));
