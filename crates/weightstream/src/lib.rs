@@ -7,6 +7,7 @@ mod error;
 mod offloader;
 mod pace;
 mod planned;
+mod preload;
 mod rebudget;
 mod report;
 mod request;
@@ -19,6 +20,7 @@ pub use error::{Error, Result};
 pub use offloader::Offloader;
 pub use pace::Gain;
 pub use planned::{PlannedOffloader, Raised};
+pub use preload::{Decision, Preload, Room};
 pub use report::{HostReport, Report};
 pub use share::{Share, ShareReport};
 

@@ -52,6 +52,7 @@ pub struct Preload {
     /// What a step of a workload takes, by name.
     needs: BTreeMap<String, Bytes>,
     recent: VecDeque<String>,
+    asks_again: bool,
 }
 
 impl Preload {
@@ -84,9 +85,6 @@ impl Preload {
             // It may need anything: it gets all that the budget leaves.
             return Decision { measure: true, ..keep(self.least) };
         }
-        if self.recent.back().is_none_or(|last| last != workload) || self.recent.len() < RECENT {
-            self.recent.push_back(workload.into());
-        }
         self.note(workload);
         let known = self.recent.iter().filter_map(|recent| self.needs.get(recent)).copied();
         let need = known.max().unwrap_or(Bytes::ZERO);
@@ -96,6 +94,7 @@ impl Preload {
         let allowed = (room.free + room.budget).0.saturating_sub(taken.0);
         let budget = Bytes(allowed).clamp(self.least, self.most);
         if room.cached > need + self.margin && budget < self.most {
+            self.asks_again = true;
             return Decision { trim: true, ..keep(room.budget.max(self.least)) };
         }
         let worth = Bytes(room.budget.0 / WORTH);
@@ -105,13 +104,138 @@ impl Preload {
         keep(budget)
     }
 
-    /// The last steps' workloads, this one included.
+    /// Notes the workload of a step; that of one which is asked about again is noted already.
     fn note(&mut self, workload: &str) {
-        if self.recent.len() >= RECENT {
-            self.recent.push_back(workload.into());
+        if std::mem::take(&mut self.asks_again) {
+            return;
         }
-        while self.recent.len() > RECENT {
+        self.recent.push_back(workload.into());
+        if self.recent.len() > RECENT {
             self.recent.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn mib(count: u64) -> Bytes {
+        Bytes(count * MIB)
+    }
+
+    /// A device of 1000 MiB on which a model holds its budget and an allocator what it holds and what it keeps.
+    struct Device {
+        budget: Bytes,
+        held: Bytes,
+        cached: Bytes,
+    }
+
+    impl Device {
+        fn room(&self) -> Room {
+            let free = mib(1000) - self.budget - self.held - self.cached;
+            Room { free, cached: self.cached, budget: self.budget }
+        }
+
+        /// A step that needs so much, which must fit beside what was decided.
+        fn step(&mut self, preload: &mut Preload, workload: &str, need: Bytes) -> Decision {
+            let mut decision = preload.begin(workload, self.room());
+            if decision.trim {
+                self.cached = Bytes::ZERO;
+                decision = preload.begin(workload, self.room());
+                assert!(!decision.trim, "asked once");
+            }
+            self.budget = decision.budget;
+            self.cached = self.cached.max(need);
+            assert!(self.budget + self.held + self.cached <= mib(1000), "{workload} runs out of memory");
+            if decision.measure {
+                preload.learn(workload, need);
+            }
+            decision
+        }
+    }
+
+    fn setting() -> (Preload, Device) {
+        (
+            Preload::new(mib(100), mib(800), mib(50)),
+            Device { budget: mib(100), held: mib(20), cached: Bytes::ZERO },
+        )
+    }
+
+    #[test]
+    fn the_second_step_fills_what_the_first_one_left() {
+        let (mut preload, mut device) = setting();
+        let first = device.step(&mut preload, "a", mib(320));
+        assert_eq!((first.budget, first.measure), (mib(100), true));
+        let second = device.step(&mut preload, "a", mib(320));
+        assert_eq!(
+            (second.budget, second.measure),
+            (mib(590), false),
+            "of 1000 without 20, 320, a slack of 20 and a margin of 50"
+        );
+        assert_eq!(device.step(&mut preload, "a", mib(320)).budget, mib(590));
+    }
+
+    #[test]
+    fn never_less_than_the_budget_nor_more_than_allowed() {
+        let (mut preload, mut device) = setting();
+        device.step(&mut preload, "small", mib(1));
+        assert_eq!(device.step(&mut preload, "small", mib(1)).budget, mib(800));
+        let (mut preload, mut device) = setting();
+        device.step(&mut preload, "large", mib(860));
+        assert_eq!(device.step(&mut preload, "large", mib(860)).budget, mib(100));
+    }
+
+    #[test]
+    fn an_unknown_workload_begins_with_the_budget_alone_and_the_larger_of_two_counts() {
+        let (mut preload, mut device) = setting();
+        for _ in 0..3 {
+            device.step(&mut preload, "small", mib(64));
+        }
+        let small = device.budget;
+        assert_eq!(device.step(&mut preload, "large", mib(400)).budget, mib(100));
+        let large = device.step(&mut preload, "large", mib(400)).budget;
+        assert!(large < small && large > mib(100), "{large}");
+        // In turns nothing moves.
+        for workload in ["small", "large", "small", "large"] {
+            let need = if workload == "small" { mib(64) } else { mib(400) };
+            assert_eq!(device.step(&mut preload, workload, need).budget, large, "{workload}");
+        }
+        // Alone again, the small one gets its room back, once what the allocator kept for the other is given back.
+        for _ in 0..RECENT + 1 {
+            device.step(&mut preload, "small", mib(64));
+        }
+        assert_eq!(device.budget, small);
+    }
+
+    #[test]
+    fn what_others_take_is_given_back_before_the_step_and_little_is_not_worth_a_remap() {
+        let (mut preload, mut device) = setting();
+        device.step(&mut preload, "a", mib(320));
+        let full = device.step(&mut preload, "a", mib(320)).budget;
+        device.held = mib(220);
+        let room = Room { free: Bytes::ZERO, cached: mib(320), budget: full };
+        assert!(preload.begin("a", room).budget < full, "nothing is free any more");
+        device.budget = full - mib(200);
+        assert_eq!(device.step(&mut preload, "a", mib(320)).budget, full - mib(200));
+        device.held = mib(215);
+        assert_eq!(device.step(&mut preload, "a", mib(320)).budget, full - mib(200));
+        device.held = mib(20);
+        assert_eq!(device.step(&mut preload, "a", mib(320)).budget, full);
+    }
+
+    #[test]
+    fn pressure_in_a_step_counts_from_then_on() {
+        let (mut preload, mut device) = setting();
+        device.step(&mut preload, "a", mib(320));
+        let full = device.step(&mut preload, "a", mib(320)).budget;
+        assert_eq!(preload.pressed("a", mib(64)), mib(384));
+        assert!(device.step(&mut preload, "a", mib(384)).budget <= full - mib(64));
+        let mut other = Preload::new(mib(100), mib(800), mib(50));
+        other.learn("a", preload.need("a").unwrap_or_default());
+        device.cached = Bytes::ZERO;
+        assert!(!other.begin("a", device.room()).measure, "what was measured elsewhere counts");
     }
 }

@@ -266,3 +266,82 @@ fn a_failure_anywhere_while_a_shared_budget_changes_leaves_all_models_usable() {
     }
     assert!(struck > 20, "only {struck} calls failed");
 }
+
+#[test]
+fn what_is_preloaded_is_given_back_in_the_middle_of_a_step_and_the_step_goes_on() {
+    for order in [CopyOrder::Eager, CopyOrder::Lazy, CopyOrder::Random] {
+        let (host, _, driver) = device(order);
+        let model = model_of(UNIT, 3);
+        let mut attached = attach(&driver, &model, model.bytes() * 45 / 100, StoreOptions::default());
+        attached.step(&attached.all());
+        attached.segment();
+        attached.step(&attached.all());
+        assert_eq!(
+            attached.offloader.release_preload(Bytes(1)).unwrap(),
+            Bytes(0),
+            "the budget is not preloaded"
+        );
+        attached.offloader.preload(Bytes(model.bytes() * 2)).unwrap();
+        attached.step(&attached.all());
+        let held = || attached.offloader.report().engine.page_bytes_in_use;
+        let (before, stream, all) = (held(), attached.compute.handle(), attached.all());
+        attached.offloader.begin_step(stream).unwrap();
+        for &unit in &all {
+            attached.offloader.enter(UnitId(unit), stream).unwrap();
+            attached.check_turn(unit as usize);
+            if unit == all.len() as u32 / 2 {
+                let asked = Bytes(before / 4);
+                let freed = attached.offloader.release_preload(asked).unwrap();
+                assert!(freed >= asked && held() + freed.0 <= before, "{freed} of {asked}, {} held", held());
+                assert!(
+                    attached.offloader.set_budget(Budget::Unlimited).is_err(),
+                    "that is for between steps"
+                );
+            }
+            attached.check_turn(unit as usize);
+            attached.offloader.leave(UnitId(unit), stream).unwrap();
+        }
+        attached.offloader.end_step(stream).unwrap();
+        attached.step(&all);
+        let (preloaded, budget) = (attached.offloader.preloaded(), model.bytes() * 45 / 100);
+        assert_eq!(attached.offloader.budget(), Some(Bytes(budget) + preloaded));
+        attached.offloader.release_preload(Bytes(u64::MAX)).unwrap();
+        assert_eq!(attached.offloader.preloaded(), Bytes(0));
+        assert!(held() <= budget);
+        attached.step(&all);
+        attached.offloader.close(stream).unwrap();
+        drop((attached, driver));
+        assert!(host.counters().nothing_alive(), "{:?}", host.counters());
+    }
+}
+
+#[test]
+fn a_shared_model_gives_its_preload_back_in_its_step() {
+    let (host, _, driver) = device(CopyOrder::Random);
+    let pair = shared(&driver, 200, [45, 45, 45]);
+    (0..3).for_each(|model| pair.step(model));
+    let model = &pair.models[1];
+    model.offloader.preload(Bytes(pair.bytes * 2)).unwrap();
+    pair.step(1);
+    let copies = model.offloader.stats().copies;
+    pair.step(1);
+    assert_eq!(model.offloader.stats().copies, copies, "all of it is resident");
+    let (stream, before) = (model.compute.handle(), pair.in_use());
+    model.offloader.begin_step(stream).unwrap();
+    for &unit in &model.all() {
+        model.offloader.enter(UnitId(unit), stream).unwrap();
+        if unit == 4 {
+            let freed = model.offloader.release_preload(Bytes(pair.bytes / 4)).unwrap();
+            assert!(freed.0 >= pair.bytes / 4 && pair.in_use() + freed.0 <= before);
+        }
+        model.check_turn(unit as usize);
+        model.offloader.leave(UnitId(unit), stream).unwrap();
+    }
+    model.offloader.end_step(stream).unwrap();
+    (0..3).for_each(|model| pair.step(model));
+    for model in &pair.models {
+        model.offloader.close(model.compute.handle()).unwrap();
+    }
+    drop((pair, driver));
+    assert!(host.counters().nothing_alive(), "{:?}", host.counters());
+}
