@@ -35,14 +35,18 @@ def test_every_profile_computes_the_resident_bits(number: int) -> None:
     models, references, inputs = pipeline()
     pipe = Pipeline(**models, tokenizer=object(), scheduler=None)
     budgets = {"transformer": 0.5, "*": 0.25}
-    with offload.profile(pipe, number, 0, quantizeTransformer=False, budgets=budgets, device=device()) as managed:
+    settings = {"autoPreload": {}} if number in (1, 3) else {}  # what others measured is not known
+    with offload.profile(
+        pipe, number, 0, quantizeTransformer=False, budgets=budgets, device=device(), **settings
+    ) as managed:
         for _ in range(2):
             check(models, references, inputs)
         for name, most in (("transformer", 0.5), ("text_encoder", 0.25)):
             report = managed.models[name].attachment.report()
             engine = report["engine"]
             taken = (engine["own_pages"] + engine["ring_pages"]) * engine["page_bytes"]
-            assert taken <= most * 2**20
+            fills = number in (1, 3)  # what the workload leaves free, since its second step
+            assert (taken > most * 2**20) == fills
             assert engine["stats"]["copies"] > 0
         pinned = {name: managed.models[name].attachment.report()["host"]["registered_bytes"] > 0 for name in models}
         everything = number in (1, 2)
@@ -68,10 +72,8 @@ def test_profiles_set_what_they_say_and_overrides_win(caplog: pytest.LogCaptureF
 
 def test_what_is_not_there_yet_is_refused_by_name() -> None:
     models, _, _ = pipeline("transformer", "text_encoder")
-    with pytest.raises(NotAvailableError, match="autoPreload"):
-        set_up(models, autoPreload=True)
-    with pytest.raises(NotAvailableError, match="autoPreload"):
-        set_up(models, autoPreload={})
+    with pytest.raises(TypeError, match="autoPreload"):
+        set_up(models, autoPreload="yes")
     if QUANTIZER is None:
         with pytest.raises(NotAvailableError, match="quantizeTransformer"):
             offload.all(models, device=device())

@@ -304,6 +304,17 @@ class Device:
         """The smallest piece physical memory comes in."""
     def free_memory(self) -> int:
         """What is free now, other processes counted."""
+    def occupy(self, bytes: int) -> Occupied:
+        """Takes device memory, as activations would; DeviceError if there is not so much."""
+    def occupied(self) -> tuple[int, int]:
+        """What is taken so now, and the most since this was asked for last."""
+
+@final
+class Occupied:
+    """Device memory that something else than weights takes, until it is released or dropped."""
+
+    def release(self) -> None:
+        """Gives it back. Idempotent."""
 
 def share_reserved(
     models: list[tuple[str, int, list[tuple[int, bool]], int]], share: float, ring: int
@@ -415,6 +426,12 @@ class Offloader:
         """The device memory that the weights may take, in bytes; None is without limit."""
     def set_budget(self, budget: int | str | None) -> None:
         """Changes it, between steps. Nothing changes if it is refused; what a failing driver leaves, the next step completes."""
+    def preloaded(self) -> int:
+        """What of the budget is beyond the one that was set, and given back under pressure."""
+    def preload(self, limit: int) -> None:
+        """Changes the budget to `limit`, but never below the one that was set, between steps."""
+    def release_preload(self, bytes: int) -> int:
+        """Gives back at least so much of what is preloaded, or all of it, also in the middle of a step of this thread; how much."""
     def hold(self, tensors: list[int], stream: int) -> Hold:
         """Makes tensors present until the hold is released, whatever the budget's plan says about their turn."""
     def is_here(self) -> bool:
@@ -429,6 +446,22 @@ class Offloader:
         """The plan and what memory is in use, as JSON."""
     def close(self) -> None:
         """Waits for everything submitted, releases device memory and unlocks host memory. Idempotent."""
+
+@final
+class Preload:
+    """The decisions of preloading one model. Does nothing itself."""
+
+    def __init__(self, most: int, margin: int) -> None:
+        """For a model that never takes more than `most`; `margin` is left free besides."""
+    def need(self, workload: str) -> int | None:
+        """What a workload's step takes, if it is known."""
+    def learn(self, workload: str, need: int) -> None:
+        """It takes so much."""
+    def pressed(self, workload: str, bytes: int) -> int:
+        """It took so much more than was known; how much that is."""
+    def begin(self, workload: str, free: int, cached: int, budget: int, least: int) -> tuple[int, bool, bool]:
+        """Before a step: the budget, whether to measure the step, and whether to ask again once the allocator has given back
+        what it keeps. `cached` is what the allocator keeps, `budget` what the weights may take now, at least `least`."""
 
 @final
 class Turns:

@@ -77,7 +77,8 @@ class Net:
 def streaming_units(runtime: Runtime) -> set[int]:
     """The units of which not everything is always there."""
     engine = json.loads(runtime.offloader.report())["engine"]
-    if engine["replan_pending"]:  # what is reported is the plan before it
+    # What is reported is the plan before one that is pending, and what is preloaded may go in the middle of a step.
+    if engine["replan_pending"] or runtime.preloading is not None:
         return {unit for unit in runtime.unit_of.values() if unit >= 0}
     return {number for number, unit in enumerate(engine["units"]) if unit["streamed_bytes"]}
 

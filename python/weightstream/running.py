@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from .gradients import refuse_grad
 from .group import Doors, Group
 from .tracing import refuse_tracing
 from .uncompiled import uncompiled
+
+if TYPE_CHECKING:
+    from .preloading import Preloading
 
 __all__ = ["ROOT", "Runtime"]
 
@@ -57,6 +60,8 @@ class Runtime:
         """What brings the model while it is away, besides its root and its blocks."""
         self.companions: list[Runtime] = []
         """What is on the device for this model beside its weights, and leaves it with them."""
+        self.preloading: Preloading | None = None
+        """What gives its steps what their workloads leave free."""
         self.adapt: Callable[[Any], Any] | None = None
         """What is done to the arguments of its root and of hooked methods."""
         self.closing = False
@@ -151,6 +156,10 @@ class Runtime:
         """Brings the model to the device, if it shares one."""
         if self.group is not None and self.group.running is not self:
             self.group.bring(self)
+
+    def stop_preloading(self) -> None:
+        """Its steps get their budget and nothing else from now on."""
+        self.preloading = None
 
     def check_process(self, name: str) -> None:
         """Refuses forked children: they share the addresses and have no engine."""

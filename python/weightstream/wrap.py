@@ -63,6 +63,9 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
             return inner(*args, **kwargs)
         if runtime.adapt is not None:
             args, kwargs = runtime.adapt((args, kwargs))
+        preloading = runtime.preloading
+        if preloading is not None:
+            preloading.before(name, args, kwargs)
         steps.before()
         turns.append(unit)
         try:
@@ -70,11 +73,15 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
             result = steps.run(inner, args, kwargs)
         except BaseException as error:
             runtime.recover()
+            if preloading is not None:
+                preloading.failed(error)
             if isinstance(error, TypeError):
                 refuse_fakes(name, (args, kwargs))
             raise
         turns.clear()
         end(stream())
+        if preloading is not None:
+            preloading.after()
         steps.after()
         return result
 

@@ -1,13 +1,13 @@
 //! Opening devices, and reading sizes and budgets as Python gives them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu_driver::{
     Bytes, CopyOrder, CudaDriver, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, HostDriver, HostOptions,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
-use weightstream::Budget;
+use weightstream::{Budget, Page, PagePool};
 
 use crate::error::{Class, Failure, guarded};
 use crate::process::OfProcess;
@@ -18,12 +18,49 @@ use crate::process::OfProcess;
 pub(crate) struct Device {
     driver: OfProcess<Arc<dyn Driver>>,
     info: DeviceInfo,
+    occupied: Arc<Mutex<Occupancy>>,
+}
+
+/// What of a device's memory is taken beside weights, now and at most.
+#[derive(Debug, Default, Clone, Copy)]
+struct Occupancy {
+    now: u64,
+    peak: u64,
+}
+
+/// Device memory that something else than weights takes, until it is released or dropped: for the emulator, on which PyTorch
+/// allocates nothing.
+#[pyclass(frozen, module = "weightstream._native")]
+#[derive(Debug)]
+pub(crate) struct Occupied {
+    taken: Mutex<Option<Taken>>,
+}
+
+/// A page, counted while it is there.
+#[derive(Debug)]
+struct Taken {
+    page: Arc<Page>,
+    occupied: Arc<Mutex<Occupancy>>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut occupied = self.occupied.lock().unwrap_or_else(PoisonError::into_inner);
+        occupied.now = occupied.now.saturating_sub(self.page.size().0);
+    }
+}
+
+#[pymethods]
+impl Occupied {
+    fn release(&self) {
+        drop(self.taken.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 impl Device {
     fn new(driver: Arc<dyn Driver>) -> Self {
         let info = driver.device_info().clone();
-        Self { driver: OfProcess::new(driver), info }
+        Self { driver: OfProcess::new(driver), info, occupied: Arc::default() }
     }
 
     /// The driver, to be shared with a model.
@@ -39,6 +76,28 @@ impl Device {
 
 #[pymethods]
 impl Device {
+    /// Takes device memory, as activations would; `DeviceError` if there is not so much.
+    fn occupy(&self, bytes: u64) -> PyResult<Occupied> {
+        let page = guarded(|| {
+            let size = Bytes(bytes).checked_round_up(self.info.granularity).unwrap_or(Bytes(bytes));
+            let pool = PagePool::new(self.driver()?, size, size).map_err(weightstream::Error::from)?;
+            let mut pages = pool.take(1).map_err(weightstream::Error::from)?;
+            pages.pop().ok_or_else(|| Failure::new(Class::Internal, "a pool that gave no page"))
+        })?;
+        let mut occupied = self.occupied.lock().unwrap_or_else(PoisonError::into_inner);
+        occupied.now += page.size().0;
+        occupied.peak = occupied.peak.max(occupied.now);
+        let taken = Taken { page, occupied: Arc::clone(&self.occupied) };
+        Ok(Occupied { taken: Mutex::new(Some(taken)) })
+    }
+
+    /// What is taken so now, and the most since this was asked for last.
+    fn occupied(&self) -> (u64, u64) {
+        let mut occupied = self.occupied.lock().unwrap_or_else(PoisonError::into_inner);
+        let peak = std::mem::replace(&mut occupied.peak, 0).max(occupied.now);
+        (occupied.now, peak)
+    }
+
     #[staticmethod]
     fn cuda(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
         let driver = py.detach(|| guarded(|| Ok(CudaDriver::open(DeviceOrdinal(ordinal))?)))?;

@@ -14,6 +14,7 @@ mod error;
 mod kernels;
 mod offloader;
 mod plan;
+mod preload;
 mod process;
 mod profiles;
 mod quant;
@@ -36,6 +37,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<offloader::Hold>()?;
     module.add_class::<share::Share>()?;
     module.add_class::<turns::Turns>()?;
+    module.add_class::<preload::Preload>()?;
+    module.add_class::<device::Occupied>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;
     module.add_class::<quant::Quantizer>()?;

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::prelude::*;
-use weightstream::{BlockId, DeviceKind, EngineError, Offloader as Facade, StreamHandle, TensorId, UnitId};
+use weightstream::{
+    BlockId, Bytes, DeviceKind, EngineError, Offloader as Facade, StreamHandle, TensorId, UnitId,
+};
 
 use crate::dlpack;
 use crate::error::{Class, Failure, guarded};
@@ -181,6 +183,18 @@ impl Offloader {
     fn set_budget(&self, py: Python<'_>, budget: &Bound<'_, PyAny>) -> PyResult<()> {
         let budget = crate::device::budget(budget)?;
         self.inner.with(py, true, |facade| facade.set_budget(budget))
+    }
+
+    fn preloaded(&self, py: Python<'_>) -> PyResult<u64> {
+        self.inner.with(py, false, |facade| Ok(facade.preloaded().0))
+    }
+
+    fn preload(&self, py: Python<'_>, limit: u64) -> PyResult<()> {
+        self.inner.with(py, true, |facade| facade.preload(Bytes(limit)))
+    }
+
+    fn release_preload(&self, py: Python<'_>, bytes: u64) -> PyResult<u64> {
+        self.inner.with(py, true, |facade| Ok(facade.release_preload(Bytes(bytes))?.0))
     }
 
     fn hold(&self, py: Python<'_>, tensors: Vec<u32>, stream: u64) -> PyResult<Hold> {

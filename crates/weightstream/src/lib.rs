@@ -38,4 +38,4 @@ pub use pinned_pool::{
     Work, memory_limit, memory_room, registered_bytes, reserved_share,
 };
 pub use startup_timing;
-pub use vmm_alloc::{AddressSpace, VmmError};
+pub use vmm_alloc::{AddressSpace, Page, PagePool, VmmError};

@@ -30,6 +30,8 @@ pub struct Room {
     pub cached: Bytes,
     /// What the weights may take now.
     pub budget: Bytes,
+    /// What they may take in any case.
+    pub least: Bytes,
 }
 
 /// What to do before a step.
@@ -46,19 +48,20 @@ pub struct Decision {
 /// The preloading of one model.
 #[derive(Debug, Clone, Default)]
 pub struct Preload {
-    least: Bytes,
     most: Bytes,
     margin: Bytes,
     /// What a step of a workload takes, by name.
     needs: BTreeMap<String, Bytes>,
     recent: VecDeque<String>,
     asks_again: bool,
+    /// What the last decision left for its step.
+    left: Bytes,
 }
 
 impl Preload {
-    /// For a model that always may take `least` and never more than `most`; `margin` is left free besides.
-    pub fn new(least: Bytes, most: Bytes, margin: Bytes) -> Self {
-        Self { least, most: most.max(least), margin, ..Self::default() }
+    /// For a model that never takes more than `most`; `margin` is left free besides.
+    pub fn new(most: Bytes, margin: Bytes) -> Self {
+        Self { most, margin, ..Self::default() }
     }
 
     /// What a workload's step needs, if it was measured.
@@ -71,19 +74,27 @@ impl Preload {
         self.needs.insert(workload.into(), need);
     }
 
-    /// A step needed so much more than was known: what was preloaded had to be given back in it.
+    /// The step that began last needs so much more than it was left: what was preloaded had to be given back in it. Gives what it
+    /// needs, as far as that is known.
     pub fn pressed(&mut self, workload: &str, bytes: Bytes) -> Bytes {
+        self.left = self.left + bytes;
         let need = self.needs.entry(workload.into()).or_default();
-        *need = *need + bytes;
+        *need = (*need + bytes).max(self.left);
         *need
     }
 
     /// What to do before a step of `workload`.
     pub fn begin(&mut self, workload: &str, room: Room) -> Decision {
+        let decision = self.decide(workload, room);
+        self.left = room.free + room.cached + room.budget - decision.budget;
+        decision
+    }
+
+    fn decide(&mut self, workload: &str, room: Room) -> Decision {
         let keep = |budget: Bytes| Decision { budget, measure: false, trim: false };
         if !self.needs.contains_key(workload) {
             // It may need anything: it gets all that the budget leaves.
-            return Decision { measure: true, ..keep(self.least) };
+            return Decision { measure: true, ..keep(room.least) };
         }
         self.note(workload);
         let known = self.recent.iter().filter_map(|recent| self.needs.get(recent)).copied();
@@ -92,10 +103,10 @@ impl Preload {
         // What is cached is used again by the step.
         let taken = (need - room.cached) + self.margin;
         let allowed = (room.free + room.budget).0.saturating_sub(taken.0);
-        let budget = Bytes(allowed).clamp(self.least, self.most);
+        let budget = Bytes(allowed).min(self.most).max(room.least);
         if room.cached > need + self.margin && budget < self.most {
             self.asks_again = true;
-            return Decision { trim: true, ..keep(room.budget.max(self.least)) };
+            return Decision { trim: true, ..keep(room.budget.max(room.least)) };
         }
         let worth = Bytes(room.budget.0 / WORTH);
         if budget > room.budget && budget - room.budget < worth && budget < self.most {
@@ -136,7 +147,7 @@ mod tests {
     impl Device {
         fn room(&self) -> Room {
             let free = mib(1000) - self.budget - self.held - self.cached;
-            Room { free, cached: self.cached, budget: self.budget }
+            Room { free, cached: self.cached, budget: self.budget, least: mib(100) }
         }
 
         /// A step that needs so much, which must fit beside what was decided.
@@ -158,10 +169,7 @@ mod tests {
     }
 
     fn setting() -> (Preload, Device) {
-        (
-            Preload::new(mib(100), mib(800), mib(50)),
-            Device { budget: mib(100), held: mib(20), cached: Bytes::ZERO },
-        )
+        (Preload::new(mib(800), mib(50)), Device { budget: mib(100), held: mib(20), cached: Bytes::ZERO })
     }
 
     #[test]
@@ -204,7 +212,7 @@ mod tests {
             assert_eq!(device.step(&mut preload, workload, need).budget, large, "{workload}");
         }
         // Alone again, the small one gets its room back, once what the allocator kept for the other is given back.
-        for _ in 0..RECENT + 1 {
+        for _ in 0..=RECENT {
             device.step(&mut preload, "small", mib(64));
         }
         assert_eq!(device.budget, small);
@@ -216,7 +224,7 @@ mod tests {
         device.step(&mut preload, "a", mib(320));
         let full = device.step(&mut preload, "a", mib(320)).budget;
         device.held = mib(220);
-        let room = Room { free: Bytes::ZERO, cached: mib(320), budget: full };
+        let room = Room { free: Bytes::ZERO, cached: mib(320), budget: full, least: mib(100) };
         assert!(preload.begin("a", room).budget < full, "nothing is free any more");
         device.budget = full - mib(200);
         assert_eq!(device.step(&mut preload, "a", mib(320)).budget, full - mib(200));
@@ -231,9 +239,11 @@ mod tests {
         let (mut preload, mut device) = setting();
         device.step(&mut preload, "a", mib(320));
         let full = device.step(&mut preload, "a", mib(320)).budget;
-        assert_eq!(preload.pressed("a", mib(64)), mib(384));
-        assert!(device.step(&mut preload, "a", mib(384)).budget <= full - mib(64));
-        let mut other = Preload::new(mib(100), mib(800), mib(50));
+        // 390 were left for it: 320 cached, 20 of slack, 50 of margin.
+        assert_eq!(preload.pressed("a", mib(64)), mib(454));
+        device.budget = full - mib(64);
+        assert!(device.step(&mut preload, "a", mib(454)).budget <= full - mib(64));
+        let mut other = Preload::new(mib(800), mib(50));
         other.learn("a", preload.need("a").unwrap_or_default());
         device.cached = Bytes::ZERO;
         assert!(!other.begin("a", device.room()).measure, "what was measured elsewhere counts");

@@ -8,6 +8,7 @@ use gpu_driver::{Bytes, MemoryInfo};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::offloader::Offloader;
+use crate::planned::most_pages;
 use crate::request::Request;
 
 impl Offloader {
@@ -86,7 +87,7 @@ impl Offloader {
         let most = limit.unwrap_or_else(|| plan.physical_bytes());
         let (done, promised) = match &self.place {
             Some(place) => {
-                let most = place.most_of(&plan, limit, layout);
+                let most = most_pages(&plan, limit, layout);
                 let done = if at_once { place.shrink(plan, most) } else { place.rebudget(plan, most) };
                 (done, place.bytes(most))
             }

@@ -13,14 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu_driver::{Bytes, Driver, StreamHandle};
-use offload_core::{
-    Crowded, Engine, EngineDesc, EngineError, Layout, Plan, SharedPages, Tenancy, Tenant, TenantId,
-};
+use offload_core::{Crowded, Engine, EngineDesc, EngineError, Plan, SharedPages, Tenancy, Tenant, TenantId};
 use serde::Serialize;
 use vmm_alloc::PagePool;
 
 use crate::error::{Error, Result};
-use crate::planned::most_pages;
 
 /// The largest pages of a shared device: 22 of 32 MiB are opened in 0.8 ms, 350 of 2 MiB in 14, and a switch opens all it takes.
 const LARGEST: u64 = 32 << 20;
@@ -153,7 +150,7 @@ impl Share {
         let pages = &self.inner.pages;
         let busy = state.busy(id);
         let switch = state.tenancy.switch(id, pages.ring_pages(), &busy);
-        let switch = switch.map_err(|crowded| self.crowded(state, id, crowded))?;
+        let switch = switch.map_err(|crowded| self.crowded(state, id, &crowded))?;
         let streams = state.tenancy.tenant(id).is_some_and(|tenant| tenant.ring > 0);
         let before = state.ring_user.filter(|&user| streams && user != id);
         let in_the_way = |other: &&TenantId| switch.leave.contains(other) || before == Some(**other);
@@ -232,7 +229,7 @@ impl Share {
         Bytes(u64::from(pages) * self.granule().0)
     }
 
-    fn crowded(&self, state: &State, id: TenantId, crowded: Crowded) -> Error {
+    fn crowded(&self, state: &State, id: TenantId, crowded: &Crowded) -> Error {
         Error::Crowded {
             model: state.name(id),
             needed: self.bytes(crowded.needed),
@@ -278,11 +275,6 @@ impl Place {
         self.put(&mut state, &engine, plan, Change::Plan)
     }
 
-    /// The most pages that a plan within a limit takes.
-    pub(crate) fn most_of(&self, plan: &Plan, limit: Option<Bytes>, layout: &Layout) -> u32 {
-        most_pages(plan, limit, layout)
-    }
-
     /// The bytes of so many pages.
     pub(crate) fn bytes(&self, pages: u32) -> Bytes {
         self.share.bytes(pages)
@@ -295,7 +287,7 @@ impl Place {
         engine.check_between("another budget")?;
         let busy = state.busy(self.id);
         let room = state.tenancy.make_room(self.id, most, &busy);
-        let leave = room.map_err(|crowded| self.share.crowded(&state, self.id, crowded))?;
+        let leave = room.map_err(|crowded| self.share.crowded(&state, self.id, &crowded))?;
         if engine.is_here()
             && plan.ring_granules > 0
             && let Some(&user) = busy.iter().find(|user| state.ring_user == Some(**user))

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any
+from typing import Any, Optional
 
 from torch import nn
 
@@ -80,6 +80,24 @@ class OffloadObject:
             for name, managed in self.models.items():
                 if name not in keep and managed.attachment is not None:
                     managed.group.vacate(managed.attachment._runtime)
+
+    def release_preload(self, bytes: Optional[int] = None) -> int:  # noqa: A002, what it is
+        """Gives back at least so many bytes of what `autoPreload` has put on the devices, or all of it: when an application needs
+        memory for something else, or ran out of it, also inside a model's forward on this thread, which goes on. What was given
+        back in a step counts as its workload's need from then on. The bytes that are free now."""
+        left, freed = (1 << 62) if bytes is None else bytes, 0
+        for managed in self._idle_first():
+            attachment = managed.attachment
+            preloading = None if attachment is None else attachment._runtime.preloading
+            if preloading is not None and freed < left:
+                freed += preloading.release(left - freed)
+        return freed
+
+    def _idle_first(self) -> list[ManagedModel]:
+        runs = {
+            name: managed.attachment and bool(managed.attachment._runtime.open) for name, managed in self.models.items()
+        }
+        return [self.models[name] for name in sorted(self.models, key=lambda name: bool(runs[name]))]
 
     def loaded(self) -> list[str]:
         """The ids of the models that are on their device now."""

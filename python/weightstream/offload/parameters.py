@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from ..errors import ModelError, NotAvailableError
+from ..errors import ModelError
 from .amounts import check_amounts
 from .progress import LoadingCallback
 from . import qint8
@@ -74,11 +74,6 @@ def read_parameters(given: Mapping[str, Any], ids: Collection[str]) -> Parameter
     is_callback = callback is None or isinstance(callback, LoadingCallback)
     _expect("loading_callback", callback, is_callback, "an offload.LoadingCallback or None")
     _expect("autoPreload", read.autoPreload, isinstance(read.autoPreload, (bool, dict)), "True, False or a dictionary")
-    if read.autoPreload is not False:
-        raise NotAvailableError(
-            "autoPreload: what a workload leaves free is not measured yet, so nothing can be preloaded into it; raise budgets "
-            "instead"
-        )
     return read
 
 

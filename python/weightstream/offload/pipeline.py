@@ -34,6 +34,7 @@ from .managed import ManagedModel, OffloadObject
 from .on_the_fly import check_quantizing, models_to_quantize, quantize_models
 from .parameters import Parameters, read_parameters
 from .pinning import share_reserve
+from .preloads import set_preloading
 from .profiles import PROFILES, profile_settings, profile_type
 from .progress import LoadingCallback, loading_context
 from .verbosity import set_verbosity
@@ -123,7 +124,11 @@ def _set_up(
         try:
             _prepare(components, parameters, quantized, steps, done)
             prepared = _plan(components, parameters, device, steps, done)
+            sizes = {name: _whole(model) for name, model in prepared.items()}
             _attach(components, prepared, parameters, steps, done)
+            company = _company(parameters, models)
+            compiled = _named(parameters.compile, list(models))
+            set_preloading(components, parameters, company, sizes, compiled, done)
             _refuse_moves(pipe, done)
         except BaseException:
             done.release()
@@ -242,6 +247,12 @@ def _attach(
             report["model_bytes"] / MEGABYTE,
             report["resident_bytes"] / MEGABYTE,
         )
+
+
+def _whole(model: Prepared) -> int:
+    """Device memory in which all of a model is resident, rounding included."""
+    _, _, page, everything = model.plan.room()
+    return everything + page * (len(model.ownership.towers) + 1)
 
 
 def _target(component: Component, device: DeviceArgument, opened: dict[str, Target]) -> Target:

@@ -34,6 +34,7 @@ _BUDGETS: dict[int, dict[str, float]] = {
 }
 """In MB. Profiles 1 and 3 fill what a workload leaves free once it was measured, and have the budgets of 2 and 4 until then."""
 _PINNED: dict[int, Any] = {1: True, 2: True, 3: "transformer", 4: "transformer", 5: False}
+_PRELOADING = (1, 3)
 _ENCODERS = ("text_encoder", "text_encoder_2")
 _LANGUAGE_MODELS = ("t5", "llama", "llm")
 """Parts of the names of Python modules that text encoders worth quantizing come from."""
@@ -48,6 +49,8 @@ def profile_settings(number: int, models: Mapping[str, nn.Module]) -> dict[str, 
         "asyncTransfers": True,
         "preloadExperts": False,
     }
+    if number in _PRELOADING:
+        settings["autoPreload"] = True
     if number >= 3:
         settings["extraModelsToQuantize"] = [
             name

@@ -136,7 +136,8 @@ impl State {
         self.device.note_computation(); // Of what is open, which goes on.
         if placed.is_err() {
             // The step's computation goes on in memory that may be another's: its end must not pass for a success.
-            (self.failed, self.spoilt, self.visits) = (true, self.step.is_some(), visits);
+            (self.failed, self.visits) = (true, visits);
+            self.owed = self.step.map(|_| EngineError::StepFailed);
         }
         placed
     }

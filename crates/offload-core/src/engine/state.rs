@@ -53,8 +53,8 @@ pub(super) struct State {
     pub(super) limit_after: Option<Bytes>,
     /// Whether a call failed, so that presence is not known.
     pub(super) failed: bool,
-    /// Whether memory was taken from the units of the step under way, so that its end has to be an error.
-    pub(super) spoilt: bool,
+    /// What the end of the step under way has to say: memory was taken from its units.
+    pub(super) owed: Option<EngineError>,
     pub(super) closed: bool,
     /// Whether the model left the device: its own pages are others' now, or it has not come yet.
     pub(super) away: bool,
@@ -99,7 +99,7 @@ impl State {
             most: None,
             limit_after: None,
             failed: false,
-            spoilt: false,
+            owed: None,
             closed: false,
             away: memory_is_shared,
             step: None,
@@ -119,7 +119,7 @@ impl State {
         if self.step.take().is_some() {
             self.failed = true;
         }
-        self.spoilt = false;
+        self.owed = None;
         self.prepare(stream)?;
         self.commands.clear();
         self.schedule.begin_step(&mut self.commands);
@@ -144,7 +144,7 @@ impl State {
         if self.failed {
             self.timing.give_up();
             // Else it was reported when it happened.
-            return if std::mem::take(&mut self.spoilt) { Err(EngineError::StepFailed) } else { Ok(()) };
+            return self.owed.take().map_or(Ok(()), Err);
         }
         self.commands.clear();
         self.schedule.end_step(&mut self.commands);
@@ -195,10 +195,8 @@ impl State {
             self.visits = self.visits.saturating_sub(1);
             let marked = self.step.is_some_and(|step| step.marked);
             self.end_visit_outside();
-            if !marked && std::mem::take(&mut self.spoilt) {
-                return Err(EngineError::StepFailed);
-            }
-            return Ok(()); // Reported when it happened; the next step starts over.
+            // Else it was reported when it happened; the next step starts over.
+            return if marked { Ok(()) } else { self.owed.take().map_or(Ok(()), Err) };
         }
         self.commands.clear();
         self.schedule.leave(unit, &mut self.commands).map_err(|error| self.named(error))?;

@@ -159,7 +159,9 @@ proptest! {
                     let leave: Vec<usize> = leave.into_iter().map(|id| id.0 as usize).collect();
                     prop_assert!(leave.is_empty() || is_here && most(&others) + wanted > limit);
                     here.retain(|other| !leave.contains(other));
-                    leave.iter().for_each(|&other| tenancy.left(TenantId(other as u32)));
+                    for &other in &leave {
+                        tenancy.left(TenantId(other as u32));
+                    }
                     if here.contains(&id) {
                         let others: Vec<usize> = here.iter().copied().filter(|other| *other != id).collect();
                         prop_assert!(most(&others) + wanted <= limit);

@@ -1,0 +1,254 @@
+"""What a workload leaves free is filled from its second step on, and given back before it is missed."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import pytest
+import torch
+from pipeline_models import Model, check, device, pipeline, set_up
+from torch import nn
+
+from weightstream import DeviceError, offload, preloading
+from weightstream.offload.managed import OffloadObject
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloading, "MEASURED", {})
+
+
+def engine(managed: OffloadObject, name: str = "transformer") -> dict[str, Any]:
+    return managed.models[name].attachment.report()["engine"]
+
+
+def native(managed: OffloadObject, name: str = "transformer") -> Any:
+    return managed.models[name].attachment._runtime.target.native
+
+
+def preloaded(managed: OffloadObject, name: str = "transformer") -> int:
+    return managed.models[name].attachment._runtime.offloader.preloaded()
+
+
+class Activations:
+    """Takes device memory in a block's forward, as activations do; asks for what was preloaded if there is none left."""
+
+    def __init__(self, managed: OffloadObject, model: nn.Module, size: int, block: int = 3) -> None:
+        self.managed, self.size, self.freed = managed, size, []
+        self.hook = model.blocks[block].register_forward_pre_hook(self.take)
+        self.end = model.register_forward_hook(self.give)
+        self.held: list[Any] = []
+
+    def take(self, *_: object) -> None:
+        device = native(self.managed)
+        try:
+            self.held.append(device.occupy(self.size))
+        except DeviceError:
+            self.freed.append(self.managed.release_preload(self.size - device.free_memory()))
+            self.held.append(device.occupy(self.size))
+
+    def give(self, *_: object) -> None:
+        while self.held:
+            self.held.pop().release()
+
+    def remove(self) -> None:
+        self.hook.remove()
+        self.end.remove()
+
+
+def test_the_second_step_keeps_more_and_the_bits_stay() -> None:
+    models, references, x = pipeline("transformer")
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("4MiB")) as managed:
+        check(models, references, x)
+        first = engine(managed)
+        assert (first["own_pages"] + first["ring_pages"]) * first["page_bytes"] <= 0.4 * MIB
+        assert preloaded(managed) == 0
+        check(models, references, x)
+        copies = engine(managed)["stats"]["copies"]
+        check(models, references, x)
+        assert engine(managed)["stats"]["copies"] == copies, "the whole model fits"
+        assert preloaded(managed) > 0
+        uploaded = engine(managed)["stats"]["uploaded_bytes"]
+        for _ in range(5):
+            check(models, references, x)
+        assert engine(managed)["stats"]["uploaded_bytes"] == uploaded, "and nothing moves any more"
+    check(models, references, x)
+
+
+def test_a_step_is_left_what_it_took_when_it_was_measured() -> None:
+    models, references, x = pipeline("transformer")
+    need = 700 << 10
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("1536KiB")) as managed:
+        activations = Activations(managed, models["transformer"], need)
+        for _ in range(4):
+            check(models, references, x)
+        assert activations.freed == [], "what was preloaded left room for the step"
+        assert 0 < preloaded(managed) <= 1536 * 1024 - need - 0.4 * MIB
+        assert engine(managed)["page_bytes_in_use"] + need <= 1536 * 1024
+        assert next(iter(preloading.MEASURED.values())) == need
+        activations.remove()
+    check(models, references, x)
+
+
+def test_a_larger_workload_gets_all_that_the_budget_leaves_and_a_smaller_one_its_room_back() -> None:
+    models, references, x = pipeline("transformer")
+    large = {"transformer": torch.randn(6, 128).bfloat16()}
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("1536KiB")) as managed:
+        for _ in range(3):
+            check(models, references, x)
+        small = preloaded(managed)
+        assert small > 0
+        activations = Activations(managed, models["transformer"], 1 * MIB)
+        check(models, references, large)
+        assert preloaded(managed) == 0, "of an unknown workload nothing is known"
+        check(models, references, large)
+        check(models, references, large)
+        assert preloaded(managed) < small and activations.freed == []
+        activations.remove()
+        for _ in range(6):
+            check(models, references, x)
+        assert preloaded(managed) == small
+        assert len(preloading.MEASURED) == 2
+
+
+def test_a_dictionary_keeps_what_was_measured_for_the_next_time() -> None:
+    models, references, x = pipeline("transformer")
+    measured: dict[str, int] = {}
+    with set_up(models, budgets=0.4, autoPreload=measured, device=device("4MiB")):
+        check(models, references, x)
+    assert len(measured) == 1 and preloading.MEASURED == {}
+    again = json.loads(json.dumps(measured))
+    with set_up(models, budgets=0.4, autoPreload=again, device=device("4MiB")) as managed:
+        check(models, references, x)
+        assert preloaded(managed) > 0, "its first step was measured before"
+    hostile = dict.fromkeys(measured, "many")
+    with set_up(models, budgets=0.4, autoPreload=hostile, device=device("4MiB")) as managed:
+        check(models, references, x)
+        assert preloaded(managed) == 0 and hostile == measured, "measured anew"
+
+
+def test_what_somebody_else_takes_is_given_back_before_the_next_step() -> None:
+    models, references, x = pipeline("transformer")
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("1536KiB")) as managed:
+        for _ in range(3):
+            check(models, references, x)
+        full = preloaded(managed)
+        somebody = native(managed).occupy(native(managed).free_memory())
+        check(models, references, x)
+        less = preloaded(managed)
+        assert less < full
+        somebody.release()
+        for _ in range(2):
+            check(models, references, x)
+        assert preloaded(managed) == full
+        # More than is there cannot be had, and the budget itself is not given back.
+        assert managed.release_preload() > 0
+        assert preloaded(managed) == 0 and managed.release_preload() == 0
+        check(models, references, x)
+
+
+@pytest.mark.parametrize("block", [0, 3, 7])
+@pytest.mark.parametrize("warm", [2, 4])
+def test_memory_that_runs_out_in_a_step_is_given_back_in_it(block: int, warm: int) -> None:
+    models, references, x = pipeline("transformer")
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("1536KiB")) as managed:
+        for _ in range(warm):
+            check(models, references, x)
+        full = preloaded(managed)
+        activations = Activations(managed, models["transformer"], 800 << 10, block)
+        check(models, references, x)
+        assert len(activations.freed) == 1 and activations.freed[0] > 0
+        assert 0 < preloaded(managed) < full
+        for _ in range(6):
+            check(models, references, x)
+        assert len(activations.freed) == 1, "it counts from then on"
+        activations.remove()
+
+
+def test_what_was_given_back_in_a_step_is_right_out_of_turn_too() -> None:
+    models, references, x = pipeline("transformer")
+    model, reference = models["transformer"], references["transformer"]
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("4MiB")) as managed, torch.no_grad():
+        for _ in range(3):
+            check(models, references, x)
+        seen: list[torch.Tensor] = []
+
+        def look(*_: object) -> None:
+            assert managed.release_preload() > 0
+            seen.extend(block.up(x["transformer"]) for block in model.blocks)
+
+        hook = model.last.register_forward_pre_hook(look)
+        check(models, references, x)
+        hook.remove()
+        for block, got in zip(reference.blocks, seen):
+            assert torch.equal(got, block.up(x["transformer"]))
+
+
+def test_models_that_take_turns_are_not_loaded_again() -> None:
+    models, references, x = pipeline("transformer", "text_encoder", "vae")
+    company = {"transformer": ["text_encoder"], "text_encoder": ["transformer"], "vae": "*"}
+    with set_up(models, budgets=0.3, coTenantsMap=company, autoPreload=True, device=device("2MiB")) as managed:
+        for _ in range(4):
+            check(models, references, x)
+        uploaded = {name: engine(managed, name)["stats"]["uploaded_bytes"] for name in models}
+        for _ in range(4):
+            check(models, references, x)
+        assert {name: engine(managed, name)["stats"]["uploaded_bytes"] for name in models} == uploaded
+        assert sorted(managed.loaded()) == ["text_encoder", "transformer", "vae"]
+        assert preloaded(managed) > 0
+
+
+def test_models_that_do_not_accept_each_other_have_the_device_in_turn() -> None:
+    models, references, x = pipeline("transformer", "text_encoder")
+    with set_up(models, budgets=0.3, coTenantsMap={}, autoPreload=True, device=device("1536KiB")) as managed:
+        for _ in range(5):
+            check(models, references, x)
+        assert preloaded(managed, "transformer") > 0 and preloaded(managed, "text_encoder") > 0
+        assert engine(managed, "text_encoder")["is_here"] and not engine(managed, "transformer")["is_here"]
+
+
+def test_profiles_one_and_three_switch_it_on_and_what_cannot_have_it_does_not() -> None:
+    models, references, x = pipeline("transformer", "text_encoder")
+    settings = {"quantizeTransformer": False, "budgets": {"transformer": 0.4, "*": 0.2}, "device": device("4MiB")}
+
+    def fills(managed: OffloadObject) -> dict[str, bool]:
+        for _ in range(3):
+            check(models, references, x)
+        filled = {name: preloaded(managed, name) > 0 for name in models}
+        managed.release()
+        return filled
+
+    for number in range(1, 6):
+        expected = number in (1, 3)
+        assert set(fills(offload.profile(models, number, 0, **settings)).values()) == {expected}, number
+    assert set(fills(offload.profile(models, 1, 0, autoPreload=False, **settings)).values()) == {False}
+    assert set(fills(offload.profile(models, 3, 0, asyncTransfers=False, **settings)).values()) == {False}
+    with offload.all(models, autoPreload=True, compile=["text_encoder"], **settings) as managed:
+        preloads = {name: one.attachment._runtime.preloading is not None for name, one in managed.models.items()}
+        assert preloads == {"transformer": True, "text_encoder": False}
+
+
+def test_nothing_is_kept_of_a_model_that_was_released() -> None:
+    models, references, x = pipeline("transformer")
+    for _ in range(3):
+        with set_up(models, budgets=0.4, autoPreload=True, device=device("4MiB")) as managed:
+            for _ in range(3):
+                check(models, references, x)
+            assert managed.models["transformer"].attachment.report()["survivors"] == []
+        check(models, references, x)
+    gc.collect()
+
+
+def test_workloads_are_told_apart_by_what_a_method_is_given() -> None:
+    one, other = torch.zeros(2, 3), torch.zeros(2, 4, dtype=torch.int64)
+    name = preloading.workload_of
+    assert name("forward", (one,), {"b": [other, 3], "a": {"c": one}}) == (
+        "forward(float32[2x3], a=c=float32[2x3], b=int64[2x4])"
+    )
+    assert name("forward", (one, 0.5), {}) == name("forward", (one, 0.7), {})
+    assert name("forward", (one,), {}) != name("decode", (one,), {}) != name("decode", (other,), {})
+    assert isinstance(Model(8, 1), nn.Module)

@@ -1,0 +1,217 @@
+"""What a model keeps on its device beside its budget: as much as each workload leaves free, measured in its first step.
+
+    before a step   which workload is it, and what is free? the native policy says what the weights may take
+    a first step    is measured: what PyTorch allocates in it beyond what was allocated when it began
+    after it        what was measured is kept, for the process or in the caller's dictionary
+
+Here is the mechanism; what is decided, and by which numbers, stands in the native policy (`preload.rs`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._native import Preload
+from .devices import Target
+from .errors import BudgetError, DeviceError, StateError
+
+if TYPE_CHECKING:
+    from .running import Runtime
+    from .steps import ModelSteps
+
+__all__ = ["MEASURED", "Preloading", "workload_of"]
+
+log = logging.getLogger("weightstream.offload")
+
+MEASURED: dict[str, Any] = {}
+"""What steps of workloads take, in bytes, where the caller keeps no dictionary."""
+_MARGIN = 256 << 20
+"""Bytes left free beside what a step takes: workspaces of libraries, which PyTorch's allocator does not count."""
+_LEAST_MARGIN = 64
+"""On a small device this part of it is enough."""
+
+
+class Preloading:
+    """The preloading of one model that streams."""
+
+    def __init__(
+        self, name: str, runtime: Runtime, steps: ModelSteps, most: int, measured: MutableMapping[str, Any] | None
+    ) -> None:
+        """`most` is the most the weights ever take; `measured` is the caller's dictionary, or None for the process."""
+        self._name = name
+        self._runtime = runtime
+        self._steps = steps
+        self._known = MEASURED if measured is None else measured
+        self._device = _Cuda(runtime.target) if not runtime.target.emulated else _Emulator(runtime.target)
+        margin = min(_MARGIN, runtime.target.native.total_memory // _LEAST_MARGIN)
+        self._policy = Preload(most, margin)
+        self._workload: str | None = None
+        self._measures = False
+
+    def before(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A step begins, in which nothing of the model runs yet."""
+        workload = f"{self._name}.{workload_of(method, args, kwargs)}"
+        known = self._known.get(workload)
+        if (
+            self._policy.need(workload) is None
+            and isinstance(known, int)
+            and not isinstance(known, bool)
+            and known >= 0
+        ):
+            self._policy.learn(workload, known)
+        budget, measures, trims = self._ask(workload)
+        if trims:
+            self._device.trim()
+            budget, measures, _ = self._ask(workload)
+        offloader = self._runtime.offloader
+        if budget != offloader.budget():
+            self._change(workload, budget)
+        self._workload, self._measures = workload, measures
+        if measures:
+            self._device.begin()
+
+    def after(self) -> None:
+        """The step ended without an error."""
+        if self._measures and self._workload is not None:
+            self._measures = False
+            self._learn(self._workload, self._device.end())
+
+    def failed(self, error: BaseException) -> None:
+        """The step ended with an error. If memory ran out, it needs what was preloaded."""
+        preloaded = self._runtime.offloader.preloaded()
+        if isinstance(error, torch.cuda.OutOfMemoryError) and self._workload is not None and preloaded:
+            self._press(self._workload, preloaded)
+
+    def release(self, wanted: int) -> int:
+        """Gives back at least `wanted` bytes of what is preloaded, or all of it; how much that was. Also in the middle of a step
+        of this thread, which goes on; nothing while another thread is in one."""
+        runtime = self._runtime
+        inside = bool(runtime.open)
+        if not inside:
+            runtime.target.synchronize()
+        try:
+            freed = runtime.offloader.release_preload(wanted)
+        except (StateError, BudgetError) as error:
+            log.debug("%s gives nothing back: %s", self._name, error)
+            return 0
+        finally:
+            if not inside:
+                self._settle()
+        if inside and freed and self._workload is not None:
+            self._press(self._workload, freed)
+        return freed
+
+    def _press(self, workload: str, bytes_: int) -> None:
+        self._measures = False
+        self._known[workload] = self._policy.pressed(workload, bytes_)
+
+    def _settle(self) -> None:
+        if self._runtime.group is not None:
+            self._runtime.group.settle()
+        self._steps.adapt()
+
+    def _ask(self, workload: str) -> tuple[int, bool, bool]:
+        offloader = self._runtime.offloader
+        free, cached = self._device.room()
+        budget = offloader.budget() or 0
+        held = budget if offloader.is_here() else 0
+        return self._policy.begin(workload, free, cached, held, budget - offloader.preloaded())
+
+    def _change(self, workload: str, budget: int) -> None:
+        runtime, before = self._runtime, self._runtime.offloader.budget() or 0
+        try:
+            runtime.offloader.preload(budget)
+        except DeviceError as error:
+            if budget < before:
+                raise
+            # Somebody else was faster. All is as it was, and is not tried again at once.
+            self._press(workload, budget - before)
+            log.debug("%s: %.1f MB were not preloaded: %s", self._name, (budget - before) / (1 << 20), error)
+        else:
+            log.debug(
+                "%s: %.1f MB of weights may be on the device, %.1f before",
+                self._name,
+                budget / (1 << 20),
+                before / (1 << 20),
+            )
+        finally:
+            self._settle()
+
+    def _learn(self, workload: str, need: int) -> None:
+        self._policy.learn(workload, need)
+        self._known[workload] = need
+
+
+def workload_of(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """What tells workloads of a model apart: the method, and the shapes and types of the tensors it is given."""
+    shapes: list[str] = []
+    _collect(args, shapes)
+    for name in sorted(kwargs):
+        _collect(kwargs[name], shapes, f"{name}=")
+    return f"{method}({', '.join(shapes)})"
+
+
+def _collect(value: Any, shapes: list[str], prefix: str = "") -> None:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        shapes.append(f"{prefix}{dtype}[{'x'.join(map(str, value.shape))}]")
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            _collect(part, shapes, f"{prefix}{name}=")
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _collect(part, shapes, prefix)
+
+
+class _Cuda:
+    """What PyTorch's allocator takes on a GPU."""
+
+    def __init__(self, target: Target) -> None:
+        self._device = target.device
+        self._before = 0
+
+    def room(self) -> tuple[int, int]:
+        """What is free, and what the allocator keeps beside that."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free, torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+
+    def trim(self) -> None:
+        """Has the allocator give back what it keeps."""
+        torch.cuda.empty_cache()
+
+    def begin(self) -> None:
+        """A step begins that is to be measured."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before = torch.cuda.memory_allocated(self._device)
+
+    def end(self) -> int:
+        """What it took at most beyond what was there."""
+        return max(torch.cuda.max_memory_allocated(self._device) - self._before, 0)
+
+
+class _Emulator:
+    """What something else than weights takes on an emulated device: what was occupied on its driver."""
+
+    def __init__(self, target: Target) -> None:
+        self._native = target.native
+        self._before = 0
+
+    def room(self) -> tuple[int, int]:
+        """What is free; nothing is kept beside that."""
+        return self._native.free_memory(), 0
+
+    def trim(self) -> None:
+        """Nothing is kept."""
+
+    def begin(self) -> None:
+        """A step begins that is to be measured."""
+        self._before, _ = self._native.occupied()
+
+    def end(self) -> int:
+        """What it took at most beyond what was there."""
+        _, peak = self._native.occupied()
+        return max(peak - self._before, 0)
