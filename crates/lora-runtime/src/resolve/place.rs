@@ -62,10 +62,10 @@ impl Place {
             Self::Several { layers: numbers, sizes } => several(layers, numbers, sizes.as_deref()),
             Self::Within { layer, .. } => {
                 let Some(rows) = within else {
-                    return refuse(format!(
+                    return Err(Trouble::Mismatch(format!(
                         "it is a part of {:?}, and nothing tells which rows; give their numbers in split_linear_modules_map",
                         layers.get(*layer).name
-                    ));
+                    )));
                 };
                 let mut shape = shape_of(layers, *layer);
                 if let Some(first) = shape.dims.first_mut() {

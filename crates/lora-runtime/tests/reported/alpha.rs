@@ -101,6 +101,7 @@ fn alpha_of_the_header_is_used_where_there_is_no_tensor() {
         (&[("text_encoder.lora_alpha", "8")], 1.0),
         (&[("lora_adapter_metadata", r#"{"transformer.lora_alpha": 64, "transformer.r": 16}"#)], 4.0),
         (&[("lora_alpha", "64"), ("use_rslora", "true")], 16.0),
+        (&[("ss_network_alpha", "64"), ("ss_network_dim", "16")], 1.0),
         (&[("lora_alpha", "None"), ("format", "pt"), ("alpha", "3")], 1.0),
         (&[], 1.0),
     ];

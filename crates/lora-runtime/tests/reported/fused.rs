@@ -131,6 +131,12 @@ fn grouped_attention_has_queries_of_their_own_size() {
     // Rows that do not add up are no part of it.
     let plan = File::default().peft("a.q_proj", 17, 8, 2).plan(&layers);
     assert!(reasons(&plan).contains("nothing tells which rows"), "{}", plan.report());
+    // Made for a variant of the model it may be left out, with the other layers applied.
+    let both = model([linear("a.qkv_proj", 32, 8), linear("a.out", 8, 8)]);
+    let mut file = File::default().peft("a.q_proj", 17, 8, 2).peft("a.out", 8, 8, 2);
+    file.options.ignore_variations = true;
+    let plan = file.plan(&both);
+    assert_eq!((plan.targets.len(), plan.skipped.len(), plan.refused.len()), (1, 2, 0), "{}", plan.report());
     let apart = model([linear("a.q_proj", 16, 8), linear("a.k_proj", 8, 8), linear("a.v_proj", 8, 8)]);
     let plan = File::default().kohya("lora_unet_a_qkv_proj", 32, 8, 2).plan(&apart);
     check_applied(&plan);

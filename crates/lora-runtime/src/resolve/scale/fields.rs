@@ -11,10 +11,11 @@ use crate::names::Family;
 
 /// The longest text that is read as JSON.
 const MAX_TEXT: usize = 4 << 20;
-/// Fields that give alpha.
-const ALPHA: &[&str] = &["lora_alpha", "network_alpha", "ss_network_alpha"];
+/// Fields that give alpha. Not kohya's `ss_network_alpha`: it says how a training began, and stays where a tool has since resized
+/// the factors or taken alpha into them; what its trainer writes has alpha as tensors.
+const ALPHA: &[&str] = &["lora_alpha", "network_alpha"];
 /// Fields that give the rank.
-const RANK: &[&str] = &["r", "rank", "lora_rank", "network_dim", "ss_network_dim"];
+const RANK: &[&str] = &["r", "rank", "lora_rank", "network_dim"];
 /// Diffusers' field that holds the others as JSON.
 const NESTED: &str = "lora_adapter_metadata";
 /// Words that files write for no value.
