@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from pipeline_models import Model, check, device, pipeline, set_up
 from torch import nn
 
-from weightstream import DeviceError, offload, preloading
+from weightstream import DeviceError, _native, allocator, offload, preloading
 from weightstream.offload.managed import OffloadObject
 
 MIB = 1 << 20
@@ -186,6 +187,79 @@ def test_what_was_given_back_in_a_step_is_right_out_of_turn_too() -> None:
         hook.remove()
         for block, got in zip(reference.blocks, seen):
             assert torch.equal(got, block.up(x["transformer"]))
+
+
+class Allocated:
+    """Allocates in a block's forward through the functions that a memory pool calls."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.library = ctypes.CDLL(_native.__file__)
+        self.library.weightstream_allocate.restype = ctypes.c_void_p
+        self.library.weightstream_allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        self.library.weightstream_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        self.addresses: list[tuple[int, int]] = []
+
+    def allocate(self, size: int) -> bool:
+        address = self.library.weightstream_allocate(size, self.number, None)
+        if address:
+            ctypes.memset(address, 0xAB, size)
+            self.addresses.append((address, size))
+        return bool(address)
+
+    def free(self) -> None:
+        while self.addresses:
+            address, size = self.addresses.pop()
+            assert ctypes.string_at(address, size) == b"\xab" * size, "weights do not lie in allocations"
+            self.library.weightstream_free(address, size, self.number, None)
+
+
+@pytest.mark.parametrize("order", ["eager", "lazy", "random"])
+def test_an_allocation_that_would_fail_takes_what_was_preloaded(order: str) -> None:
+    models, references, x = pipeline("transformer")
+    allocator.serve_pressure()
+    try:
+        with set_up(models, budgets=0.4, autoPreload=True, device=device("1536KiB", order=order)) as managed:
+            for _ in range(3):
+                check(models, references, x)
+            full = preloaded(managed)
+            allocations = managed.models["transformer"].attachment._runtime.preloading.allocations
+            memory, found = Allocated(allocations.number), []
+            steps: list[bool] = []
+            start = (
+                models["transformer"]
+                .blocks[2]
+                .register_forward_pre_hook(lambda *_: found.append(memory.allocate(500 << 10)))
+            )
+            more = (
+                models["transformer"]
+                .blocks[5]
+                .up.register_forward_pre_hook(lambda *_: found.append(memory.allocate(300 << 10)))
+            )
+            end = models["transformer"].register_forward_hook(lambda *_: steps.append(memory.free() is None))
+            check(models, references, x)
+            assert found == [True, True] and 0 < preloaded(managed) < full
+            less = preloaded(managed)
+            for _ in range(4):
+                check(models, references, x)
+            assert preloaded(managed) <= less and all(found), "it counts from then on"
+            # What not even all of the preload can give is refused, and the step goes on.
+            too_much = (
+                models["transformer"]
+                .blocks[6]
+                .register_forward_pre_hook(lambda *_: found.append(memory.allocate(2 * MIB)))
+            )
+            check(models, references, x)
+            assert found[-1] is False and preloaded(managed) == 0
+            for hook in (start, more, end, too_much):
+                hook.remove()
+            assert allocations.report()[0] == 0
+            check(models, references, x)
+        assert memory.allocate(64 << 10), "there is nobody to ask, and memory enough"
+        memory.free()
+        assert memory.library.weightstream_allocate(64 << 10, 4711, None) is None, "no such device"
+    finally:
+        allocator.serve_pressure(on=False)
 
 
 def test_models_that_take_turns_are_not_loaded_again() -> None:

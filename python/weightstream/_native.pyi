@@ -448,6 +448,21 @@ class Offloader:
         """Waits for everything submitted, releases device memory and unlocks host memory. Idempotent."""
 
 @final
+class Allocations:
+    """Allocations of one device, for which preloaded weights make room. PyTorch's memory pools make them through the functions
+    `weightstream_allocate` and `weightstream_free` of this library."""
+
+    def __init__(self, device: Device) -> None:
+        """Those of a device: of a CUDA device always the same."""
+    @property
+    def number(self) -> int:
+        """The number by which the functions know the device."""
+    def serve(self, model: Offloader) -> None:
+        """A model's preloaded weights make room from now on, until it is closed."""
+    def report(self) -> tuple[int, int]:
+        """Bytes allocated now, and the most that ever were."""
+
+@final
 class Preload:
     """The decisions of preloading one model. Does nothing itself."""
 

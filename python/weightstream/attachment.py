@@ -131,8 +131,11 @@ class Attachment:
 
     @property
     def budget(self) -> Optional[int]:
-        """The device memory that the weights may take, in bytes."""
-        return None if self._leaving else self._runtime.offloader.budget()
+        """The device memory that the weights may take, in bytes; without what `autoPreload` adds."""
+        if self._leaving:
+            return None
+        budget = self._runtime.offloader.budget()
+        return None if budget is None else budget - self._runtime.offloader.preloaded()
 
     def set_budget(self, budget: Union[int, str, None]) -> None:
         """Changes it, in the spellings of `attach`, between the model's forwards. Blocks until the model's work has run.

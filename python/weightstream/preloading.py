@@ -10,12 +10,14 @@ Here is the mechanism; what is decided, and by which numbers, stands in the nati
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._native import Preload
+from . import _native
+from ._native import Allocations, Preload
 from .devices import Target
 from .errors import BudgetError, DeviceError, StateError
 
@@ -23,9 +25,19 @@ if TYPE_CHECKING:
     from .running import Runtime
     from .steps import ModelSteps
 
-__all__ = ["MEASURED", "Preloading", "workload_of"]
+__all__ = ["MEASURED", "Preloading", "serve_allocations", "workload_of"]
 
 log = logging.getLogger("weightstream.offload")
+
+_serves = False
+"""Whether allocations in forwards may ask for room."""
+
+
+def serve_allocations(on: bool) -> None:
+    """Whether allocations in forwards may ask for room, from the next step on."""
+    global _serves  # noqa: PLW0603, a switch of the process
+    _serves = on
+
 
 MEASURED: dict[str, Any] = {}
 """What steps of workloads take, in bytes, where the caller keeps no dictionary."""
@@ -51,10 +63,18 @@ class Preloading:
         self._policy = Preload(most, margin)
         self._workload: str | None = None
         self._measures = False
+        self._expected: tuple[int, int] | None = None
+        """The budget and what of it was preloaded, as the last step began or as it was changed since."""
+        self.allocations: Allocations | None = None
+        """Allocations for which this model makes room, if it does."""
 
     def before(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A step begins, in which nothing of the model runs yet."""
         workload = f"{self._name}.{workload_of(method, args, kwargs)}"
+        self._note_pressure()
+        if self.allocations is None and _serves:
+            self.allocations = Allocations(self._runtime.target.native)
+            self.allocations.serve(self._runtime.offloader)
         known = self._known.get(workload)
         if (
             self._policy.need(workload) is None
@@ -70,9 +90,16 @@ class Preloading:
         offloader = self._runtime.offloader
         if budget != offloader.budget():
             self._change(workload, budget)
-        self._workload, self._measures = workload, measures
+        self._workload, self._measures, self._expected = workload, measures, self._now()
         if measures:
             self._device.begin()
+
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Makes the step's call, in which allocations may ask for room."""
+        if self.allocations is None or not _serves:
+            return call(*args)
+        with self._device.allocating():
+            return call(*args)
 
     def after(self) -> None:
         """The step ended without an error."""
@@ -103,7 +130,19 @@ class Preloading:
                 self._settle()
         if inside and freed and self._workload is not None:
             self._press(self._workload, freed)
+        self._expected = self._now()
         return freed
+
+    def _now(self) -> tuple[int, int]:
+        return self._runtime.offloader.budget() or 0, self._runtime.offloader.preloaded()
+
+    def _note_pressure(self) -> None:
+        """What an allocation took of the preload in the last step is needed by its workload."""
+        if self._expected is None or self._workload is None:
+            return
+        (budget, preloaded), (budget_now, preloaded_now) = self._expected, self._now()
+        if budget_now - preloaded_now == budget - preloaded and preloaded_now < preloaded:
+            self._press(self._workload, preloaded - preloaded_now)
 
     def _press(self, workload: str, bytes_: int) -> None:
         self._measures = False
@@ -167,6 +206,10 @@ def _collect(value: Any, shapes: list[str], prefix: str = "") -> None:
             _collect(part, shapes, prefix)
 
 
+_pools: dict[int, tuple[Any, Any]] = {}
+"""By device: the pool, and the functions it calls, which must live as long."""
+
+
 class _Cuda:
     """What PyTorch's allocator takes on a GPU."""
 
@@ -182,6 +225,16 @@ class _Cuda:
     def trim(self) -> None:
         """Has the allocator give back what it keeps."""
         torch.cuda.empty_cache()
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """In it, this thread allocates from a pool that asks for room before an allocation fails."""
+        index = self._device.index
+        if index not in _pools:
+            functions = torch.cuda.memory.CUDAPluggableAllocator(
+                _native.__file__, "weightstream_allocate", "weightstream_free"
+            )
+            _pools[index] = (torch.cuda.MemPool(functions.allocator()), functions)
+        return torch.cuda.use_mem_pool(_pools[index][0], self._device)
 
     def begin(self) -> None:
         """A step begins that is to be measured."""
@@ -206,6 +259,10 @@ class _Emulator:
 
     def trim(self) -> None:
         """Nothing is kept."""
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """PyTorch allocates nothing there."""
+        return nullcontext()
 
     def begin(self) -> None:
         """A step begins that is to be measured."""

@@ -70,7 +70,10 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
         turns.append(unit)
         try:
             begin(stream())
-            result = steps.run(inner, args, kwargs)
+            if preloading is not None:
+                result = preloading.run(steps.run, inner, args, kwargs)
+            else:
+                result = steps.run(inner, args, kwargs)
         except BaseException as error:
             runtime.recover()
             if preloading is not None:

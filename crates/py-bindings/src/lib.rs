@@ -7,6 +7,7 @@
 //! said once, in `_native.pyi` beside the package.
 
 mod adapters;
+mod allocations;
 mod checkpoint;
 mod device;
 mod dlpack;
@@ -38,6 +39,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<share::Share>()?;
     module.add_class::<turns::Turns>()?;
     module.add_class::<preload::Preload>()?;
+    module.add_class::<allocations::Allocations>()?;
     module.add_class::<device::Occupied>()?;
     module.add_class::<checkpoint::Checkpoint>()?;
     module.add_class::<quant::QuantWeight>()?;

@@ -35,6 +35,15 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Gives back what is preloaded, without the interpreter; nothing while the model is being closed.
+    pub(crate) fn release_preload(&self, bytes: Bytes) -> Result<Bytes, weightstream::Error> {
+        let Ok(facade) = self.facade.try_read() else { return Ok(Bytes::ZERO) };
+        facade
+            .as_ref()
+            .and_then(OfProcess::get)
+            .map_or(Ok(Bytes::ZERO), |facade| facade.release_preload(bytes))
+    }
+
     /// Runs `call` on the facade, with the interpreter released if `waits`.
     pub(crate) fn with<T: Send>(
         &self,

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod allocations;
 mod budget;
 mod builder;
 mod error;
@@ -14,6 +15,7 @@ mod request;
 mod share;
 mod step_trace;
 
+pub use allocations::Allocations;
 pub use budget::Budget;
 pub use builder::OffloaderBuilder;
 pub use error::{Error, Result};

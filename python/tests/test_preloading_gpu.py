@@ -1,0 +1,115 @@
+"""Preloading on a GPU: what is measured, what is filled, and what is given back before an allocation fails."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from pipeline_models import Model
+
+from weightstream import allocator, offload
+from weightstream.offload.managed import OffloadObject
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+MIB = 1 << 20
+BUDGET = 200
+"""In MB, of a model of 384."""
+
+
+@pytest.fixture
+def setting() -> Iterator[tuple[OffloadObject, Model, Model, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = Model(2048, 24).eval()
+    reference = copy.deepcopy(model).bfloat16().cuda()
+    x = torch.randn(64, 2048).bfloat16().cuda()
+    settings = {"quantizeTransformer": False, "budgets": BUDGET, "autoPreload": {}, "device": "cuda"}
+    with offload.all({"transformer": model}, **settings) as managed:
+        yield managed, model, reference, x
+    torch.cuda.empty_cache()
+
+
+def preloaded(managed: OffloadObject) -> int:
+    return managed.models["transformer"].attachment._runtime.offloader.preloaded()
+
+
+def fill_but(left: int) -> torch.Tensor:
+    """Takes all of the device's memory but so much."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return torch.empty(free - left, dtype=torch.uint8, device="cuda")
+
+
+@torch.inference_mode()
+def test_the_second_step_fills_the_device_and_others_get_it_back(
+    setting: tuple[OffloadObject, Model, Model, torch.Tensor],
+) -> None:
+    managed, model, reference, x = setting
+    for step in range(4):
+        assert torch.equal(model(x), reference(x)), step
+        assert (preloaded(managed) > 0) == (step > 0)
+    need = next(iter(managed.parameters.autoPreload.values()))
+    assert 0 < need < 64 * MIB, "some activations of 64 rows"
+    copies = managed.models["transformer"].attachment.stats()["copies"]
+    assert torch.equal(model(x), reference(x))
+    assert managed.models["transformer"].attachment.stats()["copies"] == copies, "all of it is resident"
+    filler = fill_but(128 * MIB)
+    assert torch.equal(model(x), reference(x))
+    assert preloaded(managed) < 100 * MIB
+    del filler
+    torch.cuda.empty_cache()
+    for _ in range(2):
+        assert torch.equal(model(x), reference(x))
+    assert preloaded(managed) > 100 * MIB
+
+
+@torch.inference_mode()
+def test_memory_that_runs_out_is_given_back_by_hand_in_the_step(
+    setting: tuple[OffloadObject, Model, Model, torch.Tensor],
+) -> None:
+    managed, model, reference, x = setting
+    for _ in range(3):
+        model(x)
+    full, freed = preloaded(managed), []
+
+    def give(*_: object) -> None:
+        freed.append(managed.release_preload(64 * MIB))
+
+    hook = model.blocks[11].down.register_forward_pre_hook(give)
+    for _ in range(3):
+        assert torch.equal(model(x), reference(x))
+    hook.remove()
+    assert freed[0] >= 64 * MIB and preloaded(managed) <= full
+    assert torch.equal(model(x), reference(x))
+
+
+@torch.inference_mode()
+def test_an_allocation_that_would_fail_takes_what_was_preloaded(
+    setting: tuple[OffloadObject, Model, Model, torch.Tensor],
+) -> None:
+    managed, model, reference, x = setting
+    allocator.serve_pressure()
+    try:
+        for _ in range(3):
+            assert torch.equal(model(x), reference(x))
+        full = preloaded(managed)
+        taken: list[torch.Tensor] = []
+
+        def take(*_: object) -> None:
+            # Somebody takes what is left in the middle of the step; what the step takes then is not there.
+            taken.append(fill_but(32 * MIB))
+            taken.append(torch.full((96 * MIB,), 7, dtype=torch.uint8, device="cuda"))
+
+        hook = model.blocks[11].register_forward_pre_hook(take)
+        got, expected = model(x), reference(x)
+        hook.remove()
+        assert torch.equal(got, expected)
+        assert len(taken) == 2 and bool((taken[1] == 7).all())
+        assert preloaded(managed) <= full - 64 * MIB
+        taken.clear()
+        assert torch.equal(model(x), reference(x))
+    finally:
+        allocator.serve_pressure(on=False)
