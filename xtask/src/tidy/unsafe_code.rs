@@ -7,6 +7,7 @@ use super::{Finding, SourceFile};
 const CRATES: &[&str] = &["gpu-driver", "vmm-alloc", "pinned-pool"];
 /// Folders and files of other crates that speak C, or launch what does.
 const FILES: &[&str] = &[
+    "crates/py-bindings/src/allocations.rs",
     "crates/py-bindings/src/dlpack",
     "crates/py-bindings/src/kernels.rs",
     "crates/checkpoint/src/mapping/",
