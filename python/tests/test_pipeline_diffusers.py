@@ -170,11 +170,13 @@ SETTINGS: Inputs = {
 def test_every_profile_generates_the_resident_bits(build: Any) -> None:
     pipe, wanted = made(build)
     for number in (5, 4, 3, 2, 1):
-        with offload.profile(pipe, number, 0, device=device("64MiB"), **SETTINGS) as managed:
+        fills: Inputs = {"autoPreload": {}} if number in (3, 1) else {}  # what others measured is not known
+        with offload.profile(pipe, number, 0, device=device("64MiB"), **SETTINGS, **fills) as managed:
             assert torch.equal(generate(pipe), wanted), number
-            if number in (5, 2):
-                assert torch.equal(generate(pipe), wanted), "again"
             main = "unet" if build is unet else "transformer"
+            assert bool(fills) == (managed.models[main].attachment._runtime.offloader.preloaded() > 0)
+            if number in (5, 2, 1):
+                assert torch.equal(generate(pipe), wanted), "again"
             stats = managed.models[main].attachment.stats()
             assert stats["copies"] > 0
             assert runtime.execution_device(getattr(pipe, main)) == torch.device("cpu")

@@ -48,7 +48,9 @@ def set_preloading(
         most = min(most, sizes[name])
         if most <= budgets[name]:
             continue
-        runtime.preloading = Preloading(name, runtime, attachment._steps, most, measured)
+        # Another pipeline may have another model of this id.
+        identity = f"{name}/{type(component.model).__name__}/{sizes[name]}"
+        runtime.preloading = Preloading(identity, runtime, attachment._steps, most, measured)
         attachment.after_detach.append(runtime.stop_preloading)
         attachment._steps.adapt()
         log.debug("%s: up to %.1f MB of its weights are preloaded", name, most / (1 << 20))
