@@ -69,7 +69,8 @@ def test_what_does_not_fit_streams_with_its_blocks(big: tuple[str, Adapter], ord
         offload.load_loras_into_model(made, path)
         (company,) = companies(made)
         total = sum(tensor.nbytes for tensor in given.tensors.values())
-        assert company.nbytes < total and attachment.budget <= before - company.nbytes
+        assert company.nbytes < total and attachment.budget == before
+        assert attachment._runtime.offloader.budget() <= before - company.nbytes
         for _ in range(4):
             assert_close(run(made, x), wanted[1.0], F32)
         offload.activate_loras(made, [0], [0.5])
@@ -77,7 +78,7 @@ def test_what_does_not_fit_streams_with_its_blocks(big: tuple[str, Adapter], ord
         for _ in range(2):
             assert_close(run(made, x), wanted[0.5], F32)
         offload.unload_loras_from_model(made)
-        assert attachment.budget == before
+        assert attachment.budget == attachment._runtime.offloader.budget() == before
         for _ in range(2):
             assert same_bits(run(made, x), plain)
 
@@ -175,6 +176,33 @@ def test_a_budget_too_small_for_a_ring_is_refused_with_what_is_needed(big: tuple
             assert_close(run(made, x), wanted, F32)
         offload.unload_loras_from_model(made)
         assert attachment.budget == before
+
+
+def test_a_budget_that_is_changed_meanwhile_counts_adapters(tmp_path: Path) -> None:
+    made, x = model(blocks=6), inputs()
+    given = adapter("lora", blocks=range(6))
+    wanted = run(merged(made, (given, 1.0)), x)
+    with tight(made) as attachment:
+        offload.load_loras_into_model(made, given.write(tmp_path / "a.safetensors"))
+        own = attachment.budget - attachment._runtime.offloader.budget()
+        assert own > 0
+        for budget in (int(weight_bytes(made) * 0.6), "400KiB", "0.1%", int(weight_bytes(made) * 0.7)):
+            before = attachment.budget
+            try:
+                attachment.set_budget(budget)
+            except BudgetError:
+                assert budget == "0.1%" and attachment.budget == before
+            else:
+                wants = {"400KiB": 400 << 10, "0.1%": int((256 << 20) * 0.001)}.get(budget, budget)
+                assert abs(attachment.budget - wants) <= 1
+            assert attachment.budget - attachment._runtime.offloader.budget() == own
+            for _ in range(2):
+                assert_close(run(made, x), wanted, F32)
+        with pytest.raises(BudgetError):
+            attachment.set_budget(own)
+        attachment.set_budget(None)
+        offload.unload_loras_from_model(made)
+        assert attachment.budget == attachment._runtime.offloader.budget()
 
 
 def test_adapters_follow_attach_and_detach(big: tuple[str, Adapter], tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any, Optional, Union
 import torch
 from torch import nn
 
+from ._native import parse_bytes
 from .binding import Binding
-from .errors import ModelError, StateError, WeightstreamError
+from .errors import BudgetError, ModelError, StateError, WeightstreamError
 from .overrides import Overrides
 from .ownership import Ownership
 from .report import Report
@@ -71,6 +72,8 @@ class Attachment:
         self._leaving = False
         """Whether detaching has begun to change things: it can then only be completed."""
         self._detached = False
+        self._reserved = 0
+        """Bytes of the budget that are kept for what is on the device beside the weights."""
         self.after_detach: list[Callable[[], None]] = []
         """What is done once the model is plain again, last first."""
         # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
@@ -131,11 +134,9 @@ class Attachment:
 
     @property
     def budget(self) -> Optional[int]:
-        """The device memory that the weights may take, in bytes; without what `autoPreload` adds."""
-        if self._leaving:
-            return None
-        budget = self._runtime.offloader.budget()
-        return None if budget is None else budget - self._runtime.offloader.preloaded()
+        """The device memory that the weights may take, those of adapters included, in bytes; without what `autoPreload` adds."""
+        budget = None if self._leaving else self._own_budget()
+        return None if budget is None else budget + self._reserved
 
     def set_budget(self, budget: Union[int, str, None]) -> None:
         """Changes it, in the spellings of `attach`, between the model's forwards. Blocks until the model's work has run.
@@ -151,14 +152,56 @@ class Attachment:
             if self._leaving:
                 raise StateError("the model is detached; it takes no device memory")
             runtime.check_idle("set_budget")
+            if self._reserved and isinstance(budget, (int, str)) and "%" not in str(budget):
+                self._limit(self._less(parse_bytes(budget), self._reserved))
+                return
+            before = self._own_budget()
+            self._limit(budget)
+            resolved = self._own_budget()
+            if self._reserved and resolved is not None:
+                try:
+                    self._limit(self._less(resolved, self._reserved))
+                except BudgetError:
+                    self._limit(before)
+                    raise
+
+    def reserve(self, nbytes: int) -> None:
+        """Keeps so much of the budget for what is on the device beside the model's weights; 0 gives it back. BudgetError, with
+        nothing changed, if the model cannot do with the rest. What has no budget needs none."""
+        runtime = self._runtime
+        runtime.check_process("reserve")
+        with self._lock:
+            if self._leaving:
+                return  # there is no budget any more
+            runtime.check_idle("reserve")
+            whole = self.budget
+            if whole is not None and nbytes != self._reserved:
+                self._limit(self._less(whole, nbytes))
+                self._reserved = nbytes
+
+    def _own_budget(self) -> Optional[int]:
+        """What the weights alone may take."""
+        budget = self._runtime.offloader.budget()
+        return None if budget is None else budget - self._runtime.offloader.preloaded()
+
+    @staticmethod
+    def _less(budget: int, nbytes: int) -> int:
+        """What is left of a budget for the weights. BudgetError if that is nothing."""
+        if budget <= nbytes:
+            raise BudgetError(f"a budget of {budget} bytes is too small: {nbytes} are kept for adapters alone")
+        return budget - nbytes
+
+    def _limit(self, budget: Union[int, str, None]) -> None:
+        """Changes what the weights alone may take."""
+        runtime = self._runtime
+        if runtime.group is not None:
+            runtime.target.synchronize()  # what is resident of those that leave may be in use on any stream
+        try:
+            runtime.offloader.set_budget(budget)
+        finally:
             if runtime.group is not None:
-                runtime.target.synchronize()  # what is resident of those that leave may be in use on any stream
-            try:
-                runtime.offloader.set_budget(budget)
-            finally:
-                if runtime.group is not None:
-                    runtime.group.settle()
-                self._steps.adapt()
+                runtime.group.settle()
+            self._steps.adapt()
 
     def stats(self) -> dict[str, Any]:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""

@@ -15,7 +15,7 @@ from ..errors import BudgetError
 from ..offload.amounts import MEGABYTE
 from .adapted import Adapters
 from .placing import Placement
-from .streaming import Company, Room, block_of, refused
+from .streaming import Company, block_of, refused
 
 __all__ = ["Settled", "turning_modules"]
 
@@ -41,7 +41,8 @@ class Settled:
 
     def __init__(self) -> None:
         self._companies: list[tuple[Attachment, Company]] = []
-        self._rooms: list[tuple[Attachment, Room]] = []
+        self._reserved: list[Attachment] = []
+        """Those of whose budgets they take a part."""
 
     def settle(
         self, placement: Placement, computed: Mapping[int, Any], reserve: tuple[bool, Optional[int]]
@@ -60,11 +61,12 @@ class Settled:
 
     def leave(self, only: Optional[Attachment] = None) -> None:
         """Takes them from their places; of one model alone if given. What is interrupted is completed by the next call."""
-        for held, undo in ((self._companies, Company.close), (self._rooms, Room.give_back)):
-            for entry in list(held):
-                if only is None or entry[0] is only:
-                    undo(entry[1])
-                    held.remove(entry)
+        for entry in [entry for entry in self._companies if only is None or entry[0] is only]:
+            entry[1].close()
+            self._companies.remove(entry)
+        for attachment in [one for one in self._reserved if only is None or one is only]:
+            attachment.reserve(0)
+            self._reserved.remove(attachment)
 
     def _settle(
         self,
@@ -74,19 +76,18 @@ class Settled:
         whole: dict[int, Any],
     ) -> None:
         nbytes = sum(_nbytes(part) for part in computed.values())
-        room = Room(attachment)
-        self._rooms.append((attachment, room))
+        self._reserved.append(attachment)
         places = block_of(attachment)
         blocks: dict[int, list[Any]] = {}
         outside = []
         for host, part in computed.items():
             blocks.setdefault(places[host], []).append(part) if host in places else outside.append(part)
         try:
-            room.take(nbytes)
+            attachment.reserve(nbytes)
         except BudgetError:
             if not blocks:
                 raise
-            self._stream(attachment, room, blocks, outside, reserve, whole, computed)
+            self._stream(attachment, blocks, outside, reserve, whole, computed)
             return
         for part in computed.values():
             _place(part, attachment.device)
@@ -94,7 +95,6 @@ class Settled:
     def _stream(
         self,
         attachment: Attachment,
-        room: Room,
         blocks: dict[int, list[Any]],
         outside: list[Any],
         reserve: tuple[bool, Optional[int]],
@@ -108,7 +108,7 @@ class Settled:
             company = Company(attachment, blocks, reserve, slots)
             needed = company.nbytes + sum(map(_nbytes, outside))
             try:
-                room.take(needed)
+                attachment.reserve(needed)
                 break
             except BudgetError as error:
                 if slots > 1:

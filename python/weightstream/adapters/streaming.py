@@ -24,7 +24,7 @@ from ..towers import find_towers
 from .adapted import Inner
 from .placing import Computed
 
-__all__ = ["Company", "Room", "block_of"]
+__all__ = ["Company", "block_of", "refused"]
 
 log = logging.getLogger("weightstream.offload")
 
@@ -77,27 +77,6 @@ class Turn:
         if all(part.is_idle() for part in self._parts):  # only what is computed in the forward itself is not
             return inner(*args, **kwargs)
         return self._carrier.forward(inner, args, kwargs)
-
-
-class Room:
-    """Device memory that was taken from a model's budget for its adapters."""
-
-    def __init__(self, attachment: Attachment) -> None:
-        self._attachment = attachment
-        self._taken = 0
-
-    def take(self, nbytes: int) -> None:
-        """Makes the model do with less, so that so many bytes are free beside it. BudgetError, with nothing changed, if it
-        cannot."""
-        budget = self._attachment.budget
-        if budget is not None and nbytes != self._taken:
-            self._attachment.set_budget(budget + self._taken - nbytes)
-            self._taken = nbytes
-
-    def give_back(self) -> None:
-        """Gives the model what it had."""
-        if self._attachment.attached and self._taken:
-            self.take(0)
 
 
 class Company:
