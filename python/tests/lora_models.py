@@ -104,7 +104,7 @@ class Adapter:
         return str(write(path, self.tensors, metadata))
 
 
-def merged(given: Model, *applied: tuple[Adapter, float]) -> Model:
+def merged(given: nn.Module, *applied: tuple[Adapter, float]) -> Model:
     """The model in float64 with the adapters in its weights, those with a magnitude last."""
     made = plain64(given)
     parameters = dict(made.named_parameters())
@@ -117,7 +117,7 @@ def merged(given: Model, *applied: tuple[Adapter, float]) -> Model:
     return made
 
 
-def plain64(given: Model) -> Model:
+def plain64(given: Any) -> Model:
     """The same numbers in float64."""
     made = Model(len(given.blocks)).double().eval().requires_grad_(False)
     with torch.no_grad():

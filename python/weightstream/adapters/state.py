@@ -99,6 +99,8 @@ class ModelAdapters:
         """What is in the slots."""
         self._placement: Optional[Placement] = None
         self._settled = Settled()
+        self._follows: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The attachments that say when their model is given back."""
 
     def update_layers(self, layers: Mapping[str, AdaptedLayer]) -> None:
         """Takes the model's layers as they are now."""
@@ -138,7 +140,9 @@ class ModelAdapters:
         self.use(built)
         chosen.users.add(self)
         for attachment in placement.attachments():
-            attachment.after_detach.append(partial(_left, weakref.ref(self), weakref.ref(attachment)))
+            if attachment not in self._follows:
+                attachment.after_detach.append(partial(_left, weakref.ref(self), weakref.ref(attachment)))
+                self._follows.add(attachment)
 
     def again(self) -> None:
         """Puts the same adapters in their places anew: the model, or a part of it, was attached."""

@@ -84,8 +84,8 @@ class Strengths:
         values = self._values()
         with torch.inference_mode(False), torch.no_grad():
             for vector in self._vectors.values():
-                # Pageable memory this small is staged by the driver at once: nobody waits for the device.
-                vector.copy_(values, non_blocking=True)
+                # From page-locked memory, which PyTorch keeps until the copy was made: nobody waits for the device.
+                vector.copy_(values.pin_memory() if vector.is_cuda else values, non_blocking=True)
 
     def of(self, pattern: Pattern, device: torch.device) -> Tensor:
         """A pattern's slice on a device."""
