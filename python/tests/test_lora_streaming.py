@@ -271,6 +271,27 @@ def test_models_of_a_pipeline_take_turns_with_their_adapters(tmp_path: Path) -> 
     assert state_of(first) is None and state_of(second) is None
 
 
+def test_resident_adapters_leave_the_device_with_their_model(tmp_path: Path) -> None:
+    models, x = {"first": model(blocks=6), "second": model(blocks=6, seed=1)}, inputs()
+    files = [adapter("lora", blocks=range(6)), adapter("lokr", 1, blocks=range(6))]
+    paths = [one.write(tmp_path / f"{number}.safetensors") for number, one in enumerate(files)]
+    wanted = [run(merged(made, *((one, 1.0) for one in files)), x) for made in models.values()]
+    settings = {"quantizeTransformer": False, "device": device(), "convertWeightsFloatTo": None, "verboseLevel": 0}
+
+    def placed(made: Model) -> bool:
+        stacks = [part for layer in state_of(made)._built.computed.values() for part in layer.modules()]
+        return all(not part.down.is_meta for part in stacks if hasattr(part, "down"))
+
+    for company, stays in (({}, False), ({"first": ["second"], "second": ["first"]}, True)):
+        with offload.all(models, loras=["first", "second"], coTenantsMap=company, budgets=0.4, **settings):
+            for made in models.values():
+                offload.load_loras_into_model(made, paths)
+            for _ in range(2):
+                for made, expected in zip(models.values(), wanted):
+                    assert_close(run(made, x), expected, F32)
+                assert placed(models["second"]) and placed(models["first"]) is stays
+
+
 def test_late_adapters_work_from_the_next_forward_on(tmp_path: Path) -> None:
     made, x = model(blocks=6), inputs()
     files = [adapter(kind, seed, blocks=range(6)) for seed, kind in enumerate(("lora", "conv", "dora"))]

@@ -193,7 +193,7 @@ class Prepared:
 
     def _join(self, place: Place, runtime: Runtime, steps: ModelSteps, overrides: Overrides) -> None:
         """Makes every way into the model bring it first."""
-        runtime.adapt = place.adapt
+        runtime.adapt, runtime.name, runtime.company = place.adapt, place.name, place.company
         for module, method in place.hooked:
             where = f"{type(module).__name__}.{method}"
             overrides.set(module, method, wrap_root(runtime, where, getattr(module, method), steps))

@@ -71,6 +71,8 @@ class Group:
         self._send_companions_away(runtime)
         try:
             self._arrive(runtime)
+            for companion in list(runtime.companions):
+                companion.come()
         finally:
             self.refresh()
         if checkpoint is not None:
@@ -96,13 +98,16 @@ class Group:
     def refresh(self) -> None:
         """Puts doors on the models that are away, and takes them off those that are here."""
         for runtime in self._alive():
-            runtime.doors.set(not runtime.offloader.is_here())
+            is_here = runtime.offloader.is_here()
+            runtime.doors.set(not is_here)
+            if not is_here:
+                _vacate_companions(runtime)
 
     def _send_companions_away(self, coming: Runtime) -> None:
-        """Takes off the device what is there for other models beside their weights, which count in their budgets. It comes
-        back when it is used."""
+        """Takes off the device what is there for models that leave beside their weights: it counts in their budgets."""
         for runtime in self._alive():
-            if runtime is not coming:
+            stays = coming.company is None or runtime.company is None or runtime.name in coming.company
+            if runtime is not coming and not stays and not runtime.open:
                 _vacate_companions(runtime)
 
     def report(self) -> dict[str, Any]:
@@ -135,9 +140,8 @@ class Group:
 
 
 def _vacate_companions(runtime: Runtime) -> None:
-    for companion in runtime.companions:
-        if companion.group is not None and companion.offloader.is_here() and not companion.open:
-            companion.group.vacate(companion)
+    for companion in list(runtime.companions):
+        companion.leave()
 
 
 class Doors:

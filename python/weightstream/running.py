@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -40,6 +41,16 @@ _LOOKS = 1000
 """Looks at another thread's stack until one is whole. The second nearly always is."""
 
 
+class Companion(Protocol):
+    """What is on a device for a model beside its weights."""
+
+    def come(self) -> None:
+        """Called when the model came to the device."""
+
+    def leave(self) -> None:
+        """Called before it leaves, or another comes."""
+
+
 class Runtime:
     """The open turns of one model and the way to its engine."""
 
@@ -58,8 +69,12 @@ class Runtime:
         """The models that it shares its device with."""
         self.doors = Doors([], self.bring)
         """What brings the model while it is away, besides its root and its blocks."""
-        self.companions: list[Runtime] = []
-        """What is on the device for this model beside its weights, and leaves it with them."""
+        self.name = ""
+        """Its name there."""
+        self.company: list[str] | None = []
+        """Whom it accepts there; None for everyone, and everyone it."""
+        self.companions: weakref.WeakSet[Companion] = weakref.WeakSet()
+        """What is on the device for this model beside its weights, and comes and leaves with them."""
         self.preloading: Preloading | None = None
         """What gives its steps what their workloads leave free."""
         self.adapt: Callable[[Any], Any] | None = None

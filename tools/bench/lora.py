@@ -7,7 +7,6 @@
 All in one process."""
 
 import importlib.util
-import json
 import statistics
 import sys
 import tempfile
@@ -144,8 +143,8 @@ def stream(model, paths, options):
 
 def copied(attachment):
     """Bytes copied so far, of weights and of what streams beside them."""
-    companions = [runtime.offloader for runtime in attachment._runtime.companions]
-    return attachment.stats()["copied_bytes"] + sum(json.loads(one.stats())["copied_bytes"] for one in companions)
+    companies = [one for one in attachment._runtime.companions if hasattr(one, "stats")]
+    return sum(one.stats()["copied_bytes"] for one in [attachment, *companies])
 
 
 def reside(model, paths, options):

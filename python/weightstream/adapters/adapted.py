@@ -36,10 +36,15 @@ class Stack(nn.Module):
         super().__init__()
         self._sources = [(piece.low, piece.rows) for _, piece in lows if piece.low is not None]
         self.pattern = strengths.pattern([(adapter, piece.scale, piece.low.rank) for adapter, piece in lows])
+        self._outputs = outputs
+        self.scatter()
+        self.strength: Tensor = torch.zeros(0)
+
+    def scatter(self) -> None:
+        """Leaves the factors to the files that they are from."""
         one = self._sources[0][0]
         self.down = _unplaced(self.pattern.size, *one.down.shape[1:], dtype=one.down.dtype)
-        self.up = _unplaced(outputs, self.pattern.size, dtype=one.up.dtype)
-        self.strength: Tensor = torch.zeros(0)
+        self.up = _unplaced(self._outputs, self.pattern.size, dtype=one.up.dtype)
 
     def gather(self, device: torch.device) -> None:
         """Puts the adapters' factors together, on a device. What is one adapter's alone stays where it is, in its file."""
@@ -128,6 +133,17 @@ class Adapters(WholeModule):
             for part, attribute, pattern in self._slots():
                 setattr(part, attribute, self._strengths.of(pattern, device))
         self._device = device
+
+    def leave(self) -> None:
+        """Takes its tensors off the device, to where they came from."""
+        with torch.inference_mode(False), torch.no_grad():
+            for part in self.modules():
+                if isinstance(part, Stack):
+                    part.scatter()
+            for parameter in self.parameters():
+                if parameter.device.type not in ("cpu", "meta"):
+                    parameter.data = parameter.data.to("cpu")
+        self._device = None
 
     def _move(self, device: torch.device) -> None:
         for part in self.modules():

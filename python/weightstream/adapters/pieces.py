@@ -55,13 +55,6 @@ class Piece:
     magnitude: Optional[Tensor] = None
     axis: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        low = [] if self.low is None else [self.low.down, self.low.up]
-        parts = [*low, *self.tensors.values(), self.bias, self.magnitude]
-        return sum(part.numel() * part.element_size() for part in parts if part is not None)
-
     def term(self, strengths: Strengths, adapter: int) -> Optional[Term]:
         """The module that computes it; None if it is low-rank or a bias alone."""
         if self.low is not None or not self.tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
@@ -36,11 +36,45 @@ def turning_modules(hosts: Mapping[int, nn.Module]) -> list[nn.Module]:
     return list(found.values())
 
 
+class Beside:
+    """Adapters that are on the device as long as their model is."""
+
+    def __init__(self, parts: Sequence[Any], attachment: Attachment) -> None:
+        self._parts = parts
+        self._device = attachment.device
+        self._companions = attachment._runtime.companions
+        self._is_here = False
+        self.come()
+        self._companions.add(self)
+
+    def come(self) -> None:
+        """Brings them."""
+        if not self._is_here:
+            for part in self._parts:
+                _place(part, self._device)
+            self._is_here = True
+
+    def leave(self) -> None:
+        """Takes them off."""
+        if not self._is_here:
+            return
+        self._is_here = False
+        for part in self._parts:
+            for layer in part.modules():
+                if isinstance(layer, Adapters):
+                    layer.leave()
+
+    def close(self) -> None:
+        """They do not follow the model any more."""
+        self._companions.discard(self)
+
+
 class Settled:
     """The tensors of one set of active adapters in their places."""
 
     def __init__(self) -> None:
         self._companies: list[tuple[Attachment, Company]] = []
+        self._beside: list[tuple[Attachment, Beside]] = []
         self._reserved: list[Attachment] = []
         """Those of whose budgets they take a part."""
 
@@ -61,9 +95,10 @@ class Settled:
 
     def leave(self, only: Optional[Attachment] = None) -> None:
         """Takes them from their places; of one model alone if given. What is interrupted is completed by the next call."""
-        for entry in [entry for entry in self._companies if only is None or entry[0] is only]:
-            entry[1].close()
-            self._companies.remove(entry)
+        for held in (self._companies, self._beside):
+            for entry in [entry for entry in held if only is None or entry[0] is only]:
+                entry[1].close()
+                held.remove(entry)
         for attachment in [one for one in self._reserved if only is None or one is only]:
             attachment.reserve(0)
             self._reserved.remove(attachment)
@@ -89,8 +124,7 @@ class Settled:
                 raise
             self._stream(attachment, blocks, outside, reserve, whole, computed)
             return
-        for part in computed.values():
-            _place(part, attachment.device)
+        self._beside.append((attachment, Beside(list(computed.values()), attachment)))
 
     def _stream(
         self,
@@ -120,8 +154,7 @@ class Settled:
                     type(attachment.model).__name__,
                     needed / MEGABYTE,
                 )
-        for part in outside:
-            _place(part, attachment.device)
+        self._beside.append((attachment, Beside(outside, attachment)))
         for parts in blocks.values():
             for part in parts:
                 _place(part, attachment.device, moves=False)

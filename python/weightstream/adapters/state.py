@@ -39,11 +39,6 @@ class LoadedAdapter:
     """By the names of layers."""
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(piece.nbytes for pieces in self.pieces.values() for piece in pieces)
-
 
 class AdapterSet:
     """Loaded adapters with what is active of them: one object for all models that were synchronized."""

@@ -121,7 +121,20 @@ class Company:
     def start(self) -> None:
         """Makes them stream from now on."""
         self._own = self._prepared.start()
-        self._attachment._runtime.companions.append(self._own._runtime)
+        self._attachment._runtime.companions.add(self)
+
+    def come(self) -> None:
+        """They come with the first turn."""
+
+    def leave(self) -> None:
+        """Gives their pages to whoever comes."""
+        runtime = None if self._own is None else self._own._runtime
+        if runtime is not None and runtime.group is not None and runtime.offloader.is_here() and not runtime.open:
+            runtime.group.vacate(runtime)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, as those of an attachment."""
+        return {} if self._own is None else self._own.stats()
 
     def turns(self, computed: Callable[[nn.Module], Optional[Computed]]) -> dict[int, tuple[nn.Module, Turn]]:
         """What is computed in the forwards of blocks and of the model, over what `computed` says of each; by the modules' ids."""
@@ -139,9 +152,7 @@ class Company:
     def close(self) -> None:
         """Ends it: the tensors are in host memory again."""
         if self._own is not None:
-            companions = self._attachment._runtime.companions
-            if self._own._runtime in companions:
-                companions.remove(self._own._runtime)
+            self._attachment._runtime.companions.discard(self)
             self._own.detach()
             self._own = None
 
