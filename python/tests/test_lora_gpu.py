@@ -96,9 +96,10 @@ def test_a_streamed_model_with_adapters_that_fit_and_that_do_not(streams: bool, 
 
 def test_a_captured_graph_sees_new_multipliers(tmp_path: Path) -> None:
     made, x = model("bf16"), inputs().cuda()
-    files = [adapter("lora"), adapter("lokr", 1), adapter("conv", 2)]
+    files = [adapter("lora"), adapter("lokr", 1), adapter("conv", 2), adapter("dora", 3), whole_differences()]
     paths = [one.write(tmp_path / f"{number}.safetensors") for number, one in enumerate(files)]
-    values = ((1.0, 0.5, 0.2), (0.1, 1.0, 0.7), (0.9, 0.0, 0.4))
+    # What is at zero when the graph is captured is in it all the same.
+    values = ((0.0, 0.5, 0.2, 0.0, 0.0), (0.1, 1.0, 0.7, 0.5, 0.3), (0.9, 0.0, 0.4, 0.0, 0.6))
     wanted = [run(merged(made, *zip(files, step)), x.cpu()) for step in values]
     made.cuda()
     offload.load_loras_into_model(made, paths, [list(steps) for steps in zip(*values)])

@@ -20,7 +20,7 @@ from ..calls import WholeModule
 from .dora import Magnitude
 from .layers import AdaptedLayer
 from .pieces import Piece, Rows
-from .strengths import Pattern, Strengths
+from .strengths import Pattern, Strengths, is_recorded
 from .terms import Term
 
 __all__ = ["Adapters", "Inner", "Stack"]
@@ -68,12 +68,12 @@ class Stack(nn.Module):
 
     def is_live(self) -> bool:
         """Whether any of it is computed now."""
-        return torch.compiler.is_compiling() or self.pattern.live is not None
+        return is_recorded() or self.pattern.live is not None
 
     def live(self) -> tuple[Tensor, Tensor, Tensor]:
         """Both factors and the multipliers, of the adapters that are not at zero now. All of them for compiled code, which must
         not depend on multipliers."""
-        if torch.compiler.is_compiling():  # asked first: what is looked at is what compiled code depends on
+        if is_recorded():  # asked first: what is looked at is what compiled code depends on
             return self.down, self.up, self.strength
         rows = self.pattern.live
         if rows is None or rows == (0, self.pattern.size):
@@ -162,13 +162,13 @@ class Adapters(WholeModule):
         """What its adapters add to the bias, in float32."""
         if self.biases is None or self.bias_pattern is None:
             return None
-        if not torch.compiler.is_compiling() and self.bias_pattern.live is None:
+        if not is_recorded() and self.bias_pattern.live is None:
             return None
         return self.bias_strength @ self.biases
 
     def live_terms(self, changes_outputs: bool) -> Iterator[Term]:
         """The terms that are computed now."""
-        compiling = torch.compiler.is_compiling()
+        compiling = is_recorded()
         for term in self.terms:
             if term.changes_outputs is changes_outputs and (compiling or term.stays_at_zero or term.pattern.live):
                 yield term

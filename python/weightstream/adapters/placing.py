@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Optional, Protocol
 
-import torch
 from torch import nn
 
 from ..checks import MARK
 from ..errors import StateError
 from ..overrides import ADAPTED, Overrides, is_adapted
 from .adapted import Inner
+from .strengths import is_recorded
 
 __all__ = ["Computed", "Placement", "Slot"]
 
@@ -44,7 +44,7 @@ class Slot:
     def call(self, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's forward, `inner`, with its adapters."""
         current = self.current
-        if current is None or current.is_idle():
+        if current is None or (not is_recorded() and current.is_idle()):
             return inner(*args, **kwargs)
         return current.forward(self.module, inner, args, kwargs)
 
@@ -139,8 +139,7 @@ def _adapted(slot: Slot, inner: Inner) -> Callable[..., Any]:
     @functools.wraps(inner, updated=())
     def forward(*args: Any, **kwargs: Any) -> Any:
         current = slot.current
-        # Compiled code must not depend on multipliers.
-        if current is None or (not torch.compiler.is_compiling() and current.is_idle()):
+        if current is None or (not is_recorded() and current.is_idle()):
             return inner(*args, **kwargs)
         return current.forward(module, inner, args, kwargs)
 

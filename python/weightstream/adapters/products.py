@@ -15,7 +15,7 @@ from .dora import factors
 from .layers import AdaptedLayer
 from .numbers import plain_forward, weight_numbers
 from .pieces import Piece
-from .strengths import Strengths
+from .strengths import Strengths, is_recorded
 
 __all__ = ["ConvolutionAdapters", "LinearAdapters"]
 
@@ -44,7 +44,7 @@ class _ProductAdapters(Adapters):
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's outputs with its adapters."""
         base = plain_forward(module, inner)
-        if not torch.compiler.is_compiling() and self.is_idle():
+        if not is_recorded() and self.is_idle():
             return base(*args, **kwargs)
         inputs, args, kwargs = _split(args, kwargs)
         found = self._scales(module, base, inputs) if len(self.magnitudes) else []
@@ -71,7 +71,7 @@ class _ProductAdapters(Adapters):
 
     def _scales(self, module: nn.Module, base: Inner, inputs: Tensor) -> list[Tensor]:
         """The factors of its magnitudes, computed anew if a multiplier changed."""
-        if torch.compiler.is_compiling():
+        if is_recorded():
             return factors(self, self._numbers(module, base, inputs))
         key = (self._device, tuple(p.values for p in self._patterns()), tuple(m.values() for m in self.magnitudes))
         if key != self._key:

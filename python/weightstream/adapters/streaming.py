@@ -23,6 +23,7 @@ from ..steps import streaming_blocks
 from ..towers import find_towers
 from .adapted import Inner
 from .placing import Computed
+from .strengths import is_recorded
 
 __all__ = ["Company", "block_of", "refused"]
 
@@ -74,7 +75,9 @@ class Turn:
             def inner(*args: Any, **kwargs: Any) -> Any:
                 return within.forward(module, beneath, args, kwargs)
 
-        if all(part.is_idle() for part in self._parts):  # only what is computed in the forward itself is not
+        if not is_recorded() and all(
+            part.is_idle() for part in self._parts
+        ):  # only what is computed in the forward itself is not
             return inner(*args, **kwargs)
         return self._carrier.forward(inner, args, kwargs)
 

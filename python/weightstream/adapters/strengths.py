@@ -16,10 +16,16 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-__all__ = ["Pattern", "Strengths"]
+__all__ = ["Pattern", "Strengths", "is_recorded"]
 
 Span = tuple[int, float, int]
 """The number of an active adapter, what its multiplier is multiplied by, and for how many rows."""
+
+
+def is_recorded() -> bool:
+    """Whether what is computed now runs again later without being looked at, as compiled code or a captured graph: it must be right
+    for all multipliers then."""
+    return torch.compiler.is_compiling() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 class Pattern:

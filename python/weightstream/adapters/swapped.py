@@ -18,7 +18,7 @@ from .dora import factors, scaled
 from .layers import AdaptedLayer
 from .numbers import is_float8
 from .pieces import Piece
-from .strengths import Strengths
+from .strengths import Strengths, is_recorded
 
 __all__ = ["EmbeddingAdapters", "Swap", "SwappedAdapters"]
 
@@ -29,7 +29,7 @@ class EmbeddingAdapters(Adapters):
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The rows with the differences'."""
         outputs = inner(*args, **kwargs)
-        if not torch.compiler.is_compiling() and self.is_idle():
+        if not is_recorded() and self.is_idle():
             return outputs
         self.on(outputs.device)
         indices = args[0] if args else kwargs["input"]
@@ -66,8 +66,10 @@ class SwappedAdapters(Adapters):
                 yield owner, "bias", _rounded(bias.float() + added.reshape(bias.shape), bias)
 
     def _changes_weight(self) -> bool:
-        stacked = self.stack is not None and self.stack.pattern.live is not None
-        return stacked or any(term.pattern.live for term in self.terms)
+        if self.stack is None and not len(self.terms):
+            return False
+        stacked = self.stack is not None and self.stack.is_live()
+        return stacked or is_recorded() or any(term.pattern.live for term in self.terms)
 
     def _changed(self, numbers: Tensor) -> Tensor:
         whole = numbers.shape[0] if numbers.dim() else 1
