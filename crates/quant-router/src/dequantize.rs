@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::error::{QuantError, Result};
 use crate::parts::Parts;
 use crate::weight::{Format, Part, QuantWeight};
+use crate::widest::{Loop, widest};
 use crate::{formats, ggml};
 
 /// Elements of a piece that one thread decodes: enough to be worth a task, few enough to stay in the second-level cache.
@@ -175,29 +176,49 @@ fn through<T>(decoder: &dyn Decode, first: usize, out: &mut [T], pass: impl Fn(&
 
 /// Rounds to the nearest, ties to even. Without branches, which the compiler turns into vector code.
 fn to_bf16(from: &[f32], to: &mut [bf16]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        let bits = from.to_bits();
-        // Wraps around for NaN only, which is not taken from there.
-        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        // A NaN stays one, also where the bits that made it one were the low ones.
-        let quiet = bits >> 16 | 0x40;
-        *to = bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded } as u16);
+    widest(ToBrain { from, to });
+}
+
+struct ToBrain<'a> {
+    from: &'a [f32],
+    to: &'a mut [bf16],
+}
+
+impl Loop for ToBrain<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for (to, from) in self.to.iter_mut().zip(self.from) {
+            let bits = from.to_bits();
+            // Wraps around for NaN only, which is not taken from there.
+            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+            // A NaN stays one, also where the bits that made it one were the low ones.
+            let quiet = bits >> 16 | 0x40;
+            *to = bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded } as u16);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::widest::tests::Way;
 
     #[test]
     fn rounding_to_bf16_is_that_of_the_half_crate() {
         let high = 0..=u32::from(u16::MAX);
         for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
             let from: Vec<f32> = high.clone().map(|high| f32::from_bits(high << 16 | low)).collect();
-            let mut to = vec![bf16::ZERO; from.len()];
-            to_bf16(&from, &mut to);
-            for (from, to) in from.iter().zip(to) {
-                assert_eq!(to.to_bits(), bf16::from_f32(*from).to_bits(), "{:#x}", from.to_bits());
+            for way in Way::ALL {
+                let mut to = vec![bf16::ZERO; from.len()];
+                let ran = way.run(ToBrain { from: &from, to: &mut to });
+                for (from, to) in from.iter().zip(to).filter(|_| ran) {
+                    assert_eq!(
+                        to.to_bits(),
+                        bf16::from_f32(*from).to_bits(),
+                        "{way:?} {:#x}",
+                        from.to_bits()
+                    );
+                }
             }
         }
     }

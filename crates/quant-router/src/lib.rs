@@ -1,5 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::inline_always,
+    reason = "only what is inlined into a loop is compiled for wide vectors, see `widest`"
+)]
 
 mod dequantize;
 pub mod detect;
@@ -9,6 +13,7 @@ pub mod ggml;
 mod parts;
 pub mod quantize;
 mod weight;
+mod widest;
 
 pub use dequantize::{Decode, Target, dequantize};
 pub use error::{QuantError, Result};

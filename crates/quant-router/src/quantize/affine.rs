@@ -4,24 +4,53 @@
 //! scale = (largest − smallest) ÷ codes       shift = −smallest       code = (number + shift) ÷ scale
 //! ```
 
+use std::marker::PhantomData;
+
 use super::encode::unsigned;
 use super::source::Float;
+use crate::widest::Loop;
 
 /// Scale and shift of some whole groups, which fill both.
-pub(super) fn ranges<F: Float>(bits: u32, group: usize, from: &[u8], scale: &mut [u8], shift: &mut [u8]) {
-    let groups = from.chunks_exact(group * F::BYTES).zip(scale.chunks_exact_mut(F::BYTES));
-    for ((from, scale), shift) in groups.zip(shift.chunks_exact_mut(F::BYTES)) {
-        let [low, high] = F::extremes(from);
-        F::store(F::round(F::round(high - low) / largest(bits)), scale);
-        F::store(-low, shift);
+pub(super) struct Ranges<'a, F> {
+    pub(super) bits: u32,
+    pub(super) group: usize,
+    pub(super) from: &'a [u8],
+    pub(super) scale: &'a mut [u8],
+    pub(super) shift: &'a mut [u8],
+    pub(super) float: PhantomData<F>,
+}
+
+impl<F: Float> Loop for Ranges<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        let groups = self.from.chunks_exact(self.group * F::BYTES).zip(self.scale.chunks_exact_mut(F::BYTES));
+        for ((from, scale), shift) in groups.zip(self.shift.chunks_exact_mut(F::BYTES)) {
+            let [low, high] = F::extremes(from);
+            F::store(F::round(F::round(high - low) / largest(self.bits)), scale);
+            F::store(-low, shift);
+        }
     }
 }
 
-/// Puts the codes of a group into the bits of their bytes from `bit` on.
-pub(super) fn codes<F: Float>(bits: u32, bit: u32, from: &[u8], [scale, shift]: [f32; 2], data: &mut [u8]) {
-    let largest = largest(bits);
-    let mask = others(bits, bit);
-    F::shifted(from, shift, scale, data, |byte, number| byte & mask | unsigned(number, largest) << bit);
+/// Codes of a group, into the bits of their bytes from `bit` on.
+pub(super) struct Codes<'a, F> {
+    pub(super) bits: u32,
+    pub(super) bit: u32,
+    pub(super) from: &'a [u8],
+    /// Scale and shift.
+    pub(super) range: [f32; 2],
+    pub(super) data: &'a mut [u8],
+    pub(super) float: PhantomData<F>,
+}
+
+impl<F: Float> Loop for Codes<'_, F> {
+    #[inline(always)]
+    fn run(self) {
+        let (largest, mask, bit) = (largest(self.bits), others(self.bits, self.bit), self.bit);
+        let [scale, shift] = self.range;
+        let put = |byte, number| byte & mask | unsigned(number, largest) << bit;
+        F::shifted(self.from, shift, scale, self.data, put);
+    }
 }
 
 /// Clears the bits that no group has.

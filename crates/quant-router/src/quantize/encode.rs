@@ -5,21 +5,25 @@
 const ROUND: f32 = 12_582_912.0;
 
 /// A byte with a sign. What is not a number is 0.
+#[inline(always)]
 pub(super) fn int8(number: f32) -> u8 {
     ((bounded(number, -128.0, 127.0) + ROUND).to_bits()) as u8
 }
 
 /// A byte with a sign, of a number from -128 on that is one.
+#[inline(always)]
 pub(super) fn usual_int8(number: f32) -> u8 {
     let number = if number < 127.0 { number } else { 127.0 };
     ((number + ROUND).to_bits()) as u8
 }
 
 /// A number of so many bits without a sign. What is not a number is 0.
+#[inline(always)]
 pub(super) fn unsigned(number: f32, largest: f32) -> u8 {
     ((bounded(number, 0.0, largest) + ROUND).to_bits()) as u8
 }
 
+#[inline(always)]
 fn bounded(number: f32, low: f32, high: f32) -> f32 {
     let number = if number.is_nan() { 0.0 } else { number };
     let number = if number > low { number } else { low };
@@ -27,16 +31,19 @@ fn bounded(number: f32, low: f32, high: f32) -> f32 {
 }
 
 /// FP8 with four bits of exponent, rounded to the nearest, ties to even.
+#[inline(always)]
 pub(super) fn e4m3(number: f32) -> u8 {
     small::<3, 7>(number, 448.0)
 }
 
 /// FP8 with five bits of exponent, likewise.
+#[inline(always)]
 pub(super) fn e5m2(number: f32) -> u8 {
     small::<2, 15>(number, 57344.0)
 }
 
 /// A sign, an exponent with this bias, and so many bits of mantissa, of a number that is cut at the largest.
+#[inline(always)]
 fn small<const MANTISSA: u32, const BIAS: u32>(number: f32, largest: f32) -> u8 {
     let magnitude = f32::from_bits(number.to_bits() & 0x7fff_ffff);
     let magnitude = if magnitude > largest { largest } else { magnitude };

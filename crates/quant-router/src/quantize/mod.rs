@@ -50,6 +50,15 @@ impl QuantKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
+    /// The largest number of a type of a byte.
+    fn limit(self) -> f32 {
+        match self {
+            Self::QFloat8E4m3 => 448.0,
+            Self::QFloat8E5m2 => 57344.0,
+            _ => 127.0,
+        }
+    }
+
     /// Bits of a packed number.
     pub fn bits(self) -> u32 {
         match self {

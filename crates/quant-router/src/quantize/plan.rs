@@ -1,19 +1,23 @@
 //! One weight to be quantized: what it will be, and its rows, quantized by all threads into memory of the caller.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use checkpoint::TensorType;
 use checkpoint::safetensors::dtype_from_name;
 use rayon::prelude::*;
 
+use super::affine::Ranges;
 use super::source::{Brain, Float, Half, Single};
-use super::{QuantKind, affine, symmetric};
+use super::symmetric::Rows;
+use super::{QuantKind, affine};
 use crate::error::{QuantError, Result};
 use crate::formats::{Codes, Family, Global, Number, QuantoBits, Scaled, Scales};
 use crate::weight::{Format, Part, PartRole, QuantWeight};
+use crate::widest::widest;
 
-/// Elements that one thread quantizes at a time, at least: 64 KiB of bf16, enough to be worth a task.
-const PIECE: usize = 1 << 15;
+/// Elements that one thread quantizes at a time, at least: 256 KiB of bf16, enough to be worth a task, in rows of several.
+const PIECE: usize = 1 << 17;
 /// The largest group, and what it is made smaller by until it divides the columns.
 const GROUP: [u64; 2] = [128, 32];
 
@@ -171,7 +175,7 @@ impl Quantizer {
         let scale = into.scale[rows.start * F::BYTES..rows.end * F::BYTES].par_chunks_mut(piece * F::BYTES);
         let source = source.par_chunks(piece * columns * F::BYTES);
         source.zip(data.zip(scale)).for_each(|(from, (data, scale))| {
-            symmetric::rows::<F>(self.kind, columns, from, data, scale);
+            widest(Rows::<F> { kind: self.kind, columns, from, data, scale, float: PhantomData });
         });
     }
 
@@ -187,7 +191,7 @@ impl Quantizer {
             let scale = into.scale[numbers.clone()].par_chunks_mut(piece * F::BYTES);
             let shift = into.shift[numbers].par_chunks_mut(piece * F::BYTES);
             source.par_chunks(piece * bytes).zip(scale.zip(shift)).for_each(|(from, (scale, shift))| {
-                affine::ranges::<F>(bits, group, from, scale, shift);
+                widest(Ranges::<F> { bits, group, from, scale, shift, float: PhantomData });
             });
         }
         let (scale, shift) = (&*into.scale, &*into.shift);
@@ -200,7 +204,8 @@ impl Quantizer {
                 } else if groups.contains(&at) {
                     let from = &source[(at - groups.start) * bytes..][..bytes];
                     let range = [scale, shift].map(|numbers| self.number.at(numbers, at));
-                    affine::codes::<F>(bits, slot * bits, from, range, data);
+                    let bit = slot * bits;
+                    widest(affine::Codes::<F> { bits, bit, from, range, data, float: PhantomData });
                 }
             }
         });

@@ -29,6 +29,7 @@ pub(super) trait Float: Sync {
 
     /// Whether a scale is a normal number of this type, so far from zero and infinity that no quotient of its row is out of f32's
     /// range, or not a number.
+    #[inline(always)]
     fn is_usual(factor: f32) -> bool {
         (1e-30..=1e30).contains(&factor)
     }
@@ -47,12 +48,17 @@ pub(super) struct Half;
 impl Float for Single {
     const BYTES: usize = 4;
 
+    #[inline(always)]
     fn largest(bytes: &[u8]) -> f32 {
         // Positive numbers are ordered as integers, and what is not a number is beyond them all.
-        let bits = bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes) & i32::MAX);
-        f32::from_bits(bits.fold(0, i32::max).cast_unsigned())
+        let mut largest = 0;
+        for bytes in bytes.as_chunks().0 {
+            largest = largest.max(i32::from_le_bytes(*bytes) & i32::MAX);
+        }
+        f32::from_bits(largest.cast_unsigned())
     }
 
+    #[inline(always)]
     fn extremes(bytes: &[u8]) -> [f32; 2] {
         // Negative ones are ordered the other way round.
         let ordered = |bits: i32| bits ^ (bits >> 31 & i32::MAX);
@@ -65,22 +71,26 @@ impl Float for Single {
         numbers([low, high].map(|bits| f32::from_bits(ordered(bits).cast_unsigned())))
     }
 
+    #[inline(always)]
     fn divided(bytes: &[u8], factor: f32, out: &mut [u8], encode: impl Fn(f32) -> u8 + Copy) {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             *out = encode(f32::from_le_bytes(*bytes) / factor);
         }
     }
 
+    #[inline(always)]
     fn shifted(bytes: &[u8], shift: f32, factor: f32, out: &mut [u8], put: impl Fn(u8, f32) -> u8 + Copy) {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             *out = put(*out, (f32::from_le_bytes(*bytes) + shift) / factor);
         }
     }
 
+    #[inline(always)]
     fn round(number: f32) -> f32 {
         number
     }
 
+    #[inline(always)]
     fn store(number: f32, out: &mut [u8]) {
         out.copy_from_slice(&number.to_le_bytes());
     }
@@ -89,14 +99,17 @@ impl Float for Single {
 impl Float for Brain {
     const BYTES: usize = 2;
 
+    #[inline(always)]
     fn largest(bytes: &[u8]) -> f32 {
         bf16::from_bits(largest(bytes)).to_f32()
     }
 
+    #[inline(always)]
     fn extremes(bytes: &[u8]) -> [f32; 2] {
         numbers(extremes(bytes).map(|bits| bf16::from_bits(bits).to_f32()))
     }
 
+    #[inline(always)]
     fn divided(bytes: &[u8], factor: f32, out: &mut [u8], encode: impl Fn(f32) -> u8 + Copy) {
         if Self::is_usual(factor) {
             // A product with the inverse is off by 2^-23 of it at most. No quotient of two numbers of 8 bits is closer to the middle
@@ -112,16 +125,19 @@ impl Float for Brain {
         }
     }
 
+    #[inline(always)]
     fn shifted(bytes: &[u8], shift: f32, factor: f32, out: &mut [u8], put: impl Fn(u8, f32) -> u8 + Copy) {
         for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
             *out = put(*out, to_brain(to_brain(brain(*bytes) + shift) / factor));
         }
     }
 
+    #[inline(always)]
     fn round(number: f32) -> f32 {
         bf16::from_f32(number).to_f32()
     }
 
+    #[inline(always)]
     fn store(number: f32, out: &mut [u8]) {
         out.copy_from_slice(&bf16::from_f32(number).to_le_bytes());
     }
@@ -130,14 +146,17 @@ impl Float for Brain {
 impl Float for Half {
     const BYTES: usize = 2;
 
+    #[inline(always)]
     fn largest(bytes: &[u8]) -> f32 {
         f16::from_bits(largest(bytes)).to_f32()
     }
 
+    #[inline(always)]
     fn extremes(bytes: &[u8]) -> [f32; 2] {
         numbers(extremes(bytes).map(|bits| f16::from_bits(bits).to_f32()))
     }
 
+    #[inline(always)]
     fn divided(bytes: &[u8], factor: f32, out: &mut [u8], encode: impl Fn(f32) -> u8 + Copy) {
         in_scratch(bytes, out, |numbers, halves, out| {
             each(numbers, halves, |number| number / factor);
@@ -147,6 +166,7 @@ impl Float for Half {
         });
     }
 
+    #[inline(always)]
     fn shifted(bytes: &[u8], shift: f32, factor: f32, out: &mut [u8], put: impl Fn(u8, f32) -> u8 + Copy) {
         in_scratch(bytes, out, |numbers, halves, out| {
             each(numbers, halves, |number| number + shift);
@@ -157,38 +177,48 @@ impl Float for Half {
         });
     }
 
+    #[inline(always)]
     fn round(number: f32) -> f32 {
         f16::from_f32(number).to_f32()
     }
 
+    #[inline(always)]
     fn is_usual(factor: f32) -> bool {
         (f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32()).contains(&factor)
     }
 
+    #[inline(always)]
     fn store(number: f32, out: &mut [u8]) {
         out.copy_from_slice(&f16::from_f32(number).to_le_bytes());
     }
 }
 
 /// A number of bf16.
+#[inline(always)]
 fn brain(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// Rounds to the nearest bf16, ties to even. What is not a number stays so: it comes of numbers of bf16, whose low bits are zero, so
 /// that the addition cannot overflow.
+#[inline(always)]
 fn to_brain(number: f32) -> f32 {
     let bits = number.to_bits();
     f32::from_bits(bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
 /// The bits of the largest magnitude of two bytes.
+#[inline(always)]
 fn largest(bytes: &[u8]) -> u16 {
-    let bits = bytes.as_chunks().0.iter().map(|bytes| i16::from_le_bytes(*bytes) & i16::MAX);
-    bits.fold(0, i16::max).cast_unsigned()
+    let mut largest = 0;
+    for bytes in bytes.as_chunks().0 {
+        largest = largest.max(i16::from_le_bytes(*bytes) & i16::MAX);
+    }
+    largest.cast_unsigned()
 }
 
 /// The bits of the smallest and the largest number of two bytes.
+#[inline(always)]
 fn extremes(bytes: &[u8]) -> [u16; 2] {
     let ordered = |bits: i16| bits ^ (bits >> 15 & i16::MAX);
     let (mut low, mut high) = (i16::MAX, i16::MIN);
@@ -201,11 +231,13 @@ fn extremes(bytes: &[u8]) -> [u16; 2] {
 }
 
 /// Both, or neither if one is not a number.
+#[inline(always)]
 fn numbers([low, high]: [f32; 2]) -> [f32; 2] {
     if low.is_nan() || high.is_nan() { [f32::NAN; 2] } else { [low, high] }
 }
 
 /// Gives numbers of half precision to `run` as f32, some at a time, with room to round them in.
+#[inline(always)]
 fn in_scratch(bytes: &[u8], out: &mut [u8], run: impl Fn(&mut [f32], &mut [f16], &mut [u8])) {
     let (mut numbers, mut halves) = ([0.0; SCRATCH], [f16::ZERO; SCRATCH]);
     for (bytes, out) in bytes.chunks(2 * SCRATCH).zip(out.chunks_mut(SCRATCH)) {
@@ -219,6 +251,7 @@ fn in_scratch(bytes: &[u8], out: &mut [u8], run: impl Fn(&mut [f32], &mut [f16],
 }
 
 /// Changes each number, and rounds it to half precision.
+#[inline(always)]
 fn each(numbers: &mut [f32], halves: &mut [f16], change: impl Fn(f32) -> f32) {
     for number in &mut *numbers {
         *number = change(*number);
