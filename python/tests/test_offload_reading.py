@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from offload_files import SPELLED, encoded, same, write
 
-from weightstream import CheckpointError, WeightsError, offload
+from weightstream import CheckpointError, ConfigError, WeightsError, offload, quant_router
 
 
 def everything() -> dict[str, torch.Tensor]:
@@ -260,3 +260,41 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError):
         offload.load_sd(tmp_path / "pipe")
+
+
+def test_bytes_behind_the_last_tensor_are_read_over_where_that_is_asked_for(tmp_path: Path) -> None:
+    weights = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.tensor([1.0, -1.0])}
+    path = str(tmp_path / "model.safetensors")
+    safetensors.torch.save_file(weights, path)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole + b"more")
+
+    def model() -> torch.nn.Module:
+        with torch.device("meta"):
+            return torch.nn.Linear(3, 2)
+
+    for load in (
+        lambda: offload.load_sd(path),
+        lambda: offload.load_model_data(model(), path),
+        lambda: offload.load_model_data(model(), {}, modules=[path]),
+        lambda: offload.fast_load_transformers_model(path, forcedConfigPath={}),
+        lambda: quant_router.detect(path),
+        lambda: quant_router.detect_quantization_kind_for_file(path),
+    ):
+        with pytest.raises(CheckpointError, match="4 bytes follow its last tensor.*allow_trailing"):
+            load()
+    sd, _, _ = offload.load_sd(path, allow_trailing=True)
+    assert all(same(sd[name], weights[name]) for name in weights)
+    assert any("4 bytes" in note for note in sd.report["notes"])
+    for source, modules in ((path, None), ({}, [path])):
+        filled = model()
+        offload.load_model_data(filled, source, modules=modules, default_dtype=None, allow_trailing=True)
+        assert same(filled.weight, weights["weight"]) and same(filled.bias, weights["bias"])
+    with pytest.raises(ConfigError):  # the file is read, and no class named in it
+        offload.fast_load_transformers_model(path, forcedConfigPath={}, allow_trailing=True)
+    assert quant_router.detect(path, allow_trailing=True) == {}
+    assert quant_router.detect_quantization_kind_for_file(path, allow_trailing=True) is None
+    # What is cut is an error all the same.
+    Path(path).write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError):
+        offload.load_sd(path, allow_trailing=True)

@@ -37,7 +37,7 @@ def test_fused_weights_of_every_format_are_split(name: str) -> None:
         model = Split(packed.shape[1], sizes)
         split = {"qkv": {"mapped_modules": ["q", "k", "v"], "split_sizes": list(sizes)}}
         metadata = {f"qkv.{key}": text for key, text in packed.metadata.items()}
-        source = offload.loading.Source("x", sd, metadata=metadata) if metadata else sd
+        source = offload.sources.Source("x", sd, metadata=metadata) if metadata else sd
         if metadata:
             continue  # a dictionary has none
         offload.load_model_data(model, source, fused_split_map=split, default_dtype=torch.float32)

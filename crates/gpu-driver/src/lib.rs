@@ -25,7 +25,7 @@ pub use faulty::Faulty;
 pub use host::{CopyOrder, HostCounters, HostDriver, HostOptions};
 pub use module::{Kernel, KernelArgument, LaunchGrid, Module};
 pub use types::{
-    Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, EventHandle, HostToDevice,
-    KernelHandle, MemoryInfo, ModuleHandle, PageHandle, Registration, StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceIdentity, DeviceInfo, DeviceKind, DeviceOrdinal, EventHandle,
+    HostToDevice, KernelHandle, MemoryInfo, ModuleHandle, PageHandle, Registration, StreamHandle,
 };
 pub use verb::Verb;

@@ -148,11 +148,23 @@ pub enum DeviceKind {
     Host,
 }
 
+/// Whose streams, events and registrations a driver's are: drivers with the same one may use each other's, and share what is made
+/// once for a device. Of this process and while one of them lives; what the number is says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeviceIdentity {
+    /// CUDA or the emulator.
+    pub kind: DeviceKind,
+    /// The primary context on CUDA, a count on the emulator.
+    pub number: u64,
+}
+
 /// What a device is and what it can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// CUDA or the emulator.
     pub kind: DeviceKind,
+    /// Which device of this process it is, whichever driver opened it.
+    pub identity: DeviceIdentity,
     /// Which one.
     pub ordinal: DeviceOrdinal,
     /// Its name as the driver gives it.

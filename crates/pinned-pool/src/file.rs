@@ -145,10 +145,14 @@ impl FileBytes {
         }
         let offset = self.offset + skip;
         let read = self.file.file.read_exact_at(target, offset);
-        // A file may be cut between any check and the read: what came up short says which of the two it is.
-        read.or_else(|error| {
-            self.file.check_unchanged().and(Err(unreadable(&self.file.path, offset, size, &error)))
-        })
+        read.or_else(|error| self.failed(skip, size, &error))
+    }
+
+    /// What a read of `size` bytes from `skip` on has failed with. A file may be cut between any check and the read: what came up
+    /// short says which of the two it is.
+    pub(crate) fn failed(&self, skip: u64, size: Bytes, error: &std::io::Error) -> Result<()> {
+        let offset = self.offset.saturating_add(skip);
+        self.file.check_unchanged().and(Err(unreadable(&self.file.path, offset, size, error)))
     }
 
     /// `size` bytes from `skip` on. The caller has checked the bounds.

@@ -277,7 +277,7 @@ fn device_refusal(info: &DeviceInfo) -> Option<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use gpu_driver::DeviceOrdinal;
+    use gpu_driver::{DeviceIdentity, DeviceOrdinal};
 
     use super::*;
 
@@ -285,6 +285,7 @@ mod tests {
     fn only_drivers_that_do_not_write_a_file_back_are_taken() {
         let info = |kind, driver_version, kernel_driver, read_only_registration| DeviceInfo {
             kind,
+            identity: DeviceIdentity { kind, number: 0 },
             ordinal: DeviceOrdinal(0),
             name: "device".into(),
             total_memory: Bytes::mib(1),

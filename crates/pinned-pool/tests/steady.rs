@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_driver::{
-    Access, Bytes, DeviceAddress, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, EventHandle, HostToDevice,
+    Access, Bytes, DeviceAddress, DeviceIdentity, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, EventHandle, HostToDevice,
     KernelArgument, KernelHandle, LaunchGrid, MemoryInfo, ModuleHandle, PageHandle, Registration, Result,
     StreamHandle,
 };
@@ -153,6 +153,7 @@ impl Driver for Nothing {
 fn a_steady_step_allocates_nothing() {
     let info = DeviceInfo {
         kind: DeviceKind::Host,
+        identity: DeviceIdentity { kind: DeviceKind::Host, number: u64::MAX },
         ordinal: DeviceOrdinal(0),
         name: "nothing".into(),
         total_memory: Bytes::mib(64),

@@ -40,17 +40,26 @@ class PipelineComponentLoader:
         pretrained_encoders: bool = False,
         encoder_budget: Union[int, str, None] = None,
         constructors: Mapping[str, Callable[[str], Any]] = {},
+        allow_trailing: bool = False,
     ) -> None:
         """path: a folder with model_index.json. dtype: of transformers and encoders; None keeps the files'. fsdp, compile: of
         transformers. pretrained_encoders: let transformers load its own models. encoder_budget: stream encoders with so much
-        memory for weights. constructors: by a component's name, what makes it from its folder."""
+        memory for weights. constructors: by a component's name, what makes it from its folder. allow_trailing: as for `offload.load_sd`."""
         self.path = os.fspath(path)
         self.index: dict[str, Any] = dict(read_json(os.path.join(self.path, "model_index.json")))
         self.device = torch.device(device)
         self._constructors = dict(constructors)
-        self._vae = VAELoader(self.device, vae_dtype)
-        self._transformer = TransformerLoader(self.device, dtype, fsdp=fsdp, compile=compile)
-        self._encoder = TextEncoderLoader(self.device, dtype, pretrained=pretrained_encoders, budget=encoder_budget)
+        self._vae = VAELoader(self.device, vae_dtype, allow_trailing=allow_trailing)
+        self._transformer = TransformerLoader(
+            self.device, dtype, fsdp=fsdp, compile=compile, allow_trailing=allow_trailing
+        )
+        self._encoder = TextEncoderLoader(
+            self.device,
+            dtype,
+            pretrained=pretrained_encoders,
+            budget=encoder_budget,
+            allow_trailing=allow_trailing,
+        )
 
     @property
     def names(self) -> list[str]:

@@ -30,13 +30,16 @@ class TextEncoderLoader:
         *,
         pretrained: bool = False,
         budget: Union[int, str, None] = None,
+        allow_trailing: bool = False,
     ) -> None:
         """device: where it computes. dtype: of its parameters; None keeps the file's. pretrained: let transformers load it.
-        budget: stream it with at most this much memory for weights (`weightstream.attach`), instead of moving all of it."""
+        budget: stream it with at most this much memory for weights (`weightstream.attach`), instead of moving all of it. allow_trailing:
+        as for `offload.load_sd`; transformers has no such thing."""
         self.device = torch.device(device)
         self.dtype = dtype
         self.pretrained = pretrained
         self.budget = budget
+        self.allow_trailing = allow_trailing
 
     def load(self, path: Path) -> nn.Module:
         """The encoder in the folder, ready to use."""
@@ -51,7 +54,7 @@ class TextEncoderLoader:
         with phase("text_encoder.construct"), default_dtype(self.dtype):
             model = construct(model_class, config, str(path))
         with phase("text_encoder.hydrate"):
-            load_model_data(model, os.fspath(path), default_dtype=self.dtype)
+            load_model_data(model, os.fspath(path), default_dtype=self.dtype, allow_trailing=self.allow_trailing)
         with phase("text_encoder.device_transfer"):
             if self.budget is None:
                 model.to(self.device)

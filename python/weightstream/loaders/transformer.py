@@ -42,13 +42,16 @@ class TransformerLoader:
         *,
         fsdp: bool = False,
         compile: bool = False,
+        allow_trailing: bool = False,
     ) -> None:
         """device: where it computes. dtype: of its parameters; None keeps the file's. fsdp: shard blocks over the default
-        process group, which has to be there. compile: let `torch.compile` have its blocks."""
+        process group, which has to be there. compile: let `torch.compile` have its blocks.
+        allow_trailing: as for `offload.load_sd`."""
         self.device = torch.device(device)
         self.dtype = dtype
         self.fsdp = fsdp
         self.compile = compile
+        self.allow_trailing = allow_trailing
 
     def load(self, path: Path) -> nn.Module:
         """The transformer in the folder, ready to use."""
@@ -64,7 +67,7 @@ class TransformerLoader:
             if self.fsdp:
                 self._fill_shards(model, path)
             else:
-                load_model_data(model, os.fspath(path), default_dtype=self.dtype)
+                load_model_data(model, os.fspath(path), default_dtype=self.dtype, allow_trailing=self.allow_trailing)
                 model.to(self.device)
         with phase("transformer.finalize"):
             for module in model.modules():
@@ -97,7 +100,7 @@ class TransformerLoader:
         """Gives each process its part of each weight."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
-        weights, _, _ = load_sd(os.fspath(path))
+        weights, _, _ = load_sd(os.fspath(path), allow_trailing=self.allow_trailing)
         wanted = expected_names(model)
         missing, unused = sorted(set(wanted).difference(weights)), sorted(set(weights).difference(wanted))
         if missing or unused:

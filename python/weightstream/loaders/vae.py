@@ -27,10 +27,18 @@ class VAELoader:
     come in when weights are assigned.
     """
 
-    def __init__(self, device: Union[str, torch.device] = "cpu", dtype: Optional[torch.dtype] = torch.float32) -> None:
-        """device: where it computes. dtype: of its parameters; None is PyTorch's default."""
+    def __init__(
+        self,
+        device: Union[str, torch.device] = "cpu",
+        dtype: Optional[torch.dtype] = torch.float32,
+        *,
+        allow_trailing: bool = False,
+    ) -> None:
+        """device: where it computes. dtype: of its parameters; None is PyTorch's default. allow_trailing: as for
+        `offload.load_sd`."""
         self.device = torch.device(device)
         self.dtype = dtype
+        self.allow_trailing = allow_trailing
 
     def load(self, path: Path) -> nn.Module:
         """The VAE in the folder, ready to use: `build_model`, then `load_weights`."""
@@ -68,7 +76,7 @@ class VAELoader:
         overlay: changes the model after its weights are there. memory_format: what its tensors get in the end.
         """
         with phase("vae.checkpoint_read") as reading:
-            weights: dict[str, Tensor] = dict(load_sd(path)[0])
+            weights: dict[str, Tensor] = dict(load_sd(path, allow_trailing=self.allow_trailing)[0])
             reading.count("tensors", len(weights))
         with phase("vae.weight_assignment"):
             weights = dict(preprocess(remap, weights, None, None)[0])

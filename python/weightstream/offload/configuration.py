@@ -23,6 +23,7 @@ def find_config(
     paths: list[str],
     forced: Union[str, os.PathLike[str], Mapping[str, Any], None],
     default: Union[str, os.PathLike[str], Mapping[str, Any], None],
+    allow_trailing: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """The configuration for a model in these files, and where it was found. ConfigError if nowhere."""
     written: list[tuple[Any, str]] = []
@@ -33,7 +34,7 @@ def find_config(
             if found:
                 return found, f"the metadata of {path}"
             continue
-        opened = open_source(path)
+        opened = open_source(path, allow_trailing)
         for metadata in [] if isinstance(opened, list) else opened.metadata():
             config = config_of(metadata, path)
             if config:

@@ -95,13 +95,16 @@ def paths_of(sources: Iterable[Any]) -> list[str]:
     return [os.fspath(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
 
-def read_source(source: Any, progress: Any, wanted: Optional[Callable[[str], bool]] = None) -> Source:
+def read_source(
+    source: Any, progress: Any, wanted: Optional[Callable[[str], bool]] = None, allow_trailing: bool = False
+) -> Source:
     """Reads a path, or takes a dictionary or a tuple of weights, quantization map and tied map.
 
-    What of a file is not `wanted`, by its name, is left out and not read.
+    What of a file is not `wanted`, by its name, is left out and not read. Bytes behind the last tensor of a file are an error
+    unless `allow_trailing`.
     """
     if isinstance(source, (str, os.PathLike)):
-        return _read_path(os.fspath(source), progress, wanted or (lambda _: True))
+        return _read_path(os.fspath(source), progress, wanted or (lambda _: True), allow_trailing)
     parts = source if isinstance(source, tuple) else (source,)
     sd, quantization_map, tied_map = (*parts, None, None, None)[:3]
     if len(parts) > 3 or not isinstance(sd, Mapping) or not all(isinstance(value, Tensor) for value in sd.values()):
@@ -113,7 +116,10 @@ def read_source(source: Any, progress: Any, wanted: Optional[Callable[[str], boo
 
 
 def read_sources(
-    sources: Iterable[Any], progress: Progress, wanted: Optional[Callable[[str], bool]] = None
+    sources: Iterable[Any],
+    progress: Progress,
+    wanted: Optional[Callable[[str], bool]] = None,
+    allow_trailing: bool = False,
 ) -> list[Source]:
     """Reads several. A path that an earlier one stands for, as one shard does for all, is not read again."""
     found: list[Source] = []
@@ -121,7 +127,7 @@ def read_sources(
     for source in sources:
         if isinstance(source, (str, os.PathLike)) and os.path.realpath(source) in read:
             continue
-        found.append(read_source(source, progress, wanted))
+        found.append(read_source(source, progress, wanted, allow_trailing))
         if len(found[-1].files) > 1:
             read.update(map(os.path.realpath, found[-1].files))
     return found
@@ -176,8 +182,9 @@ def _united(first: Optional[dict[str, Any]], second: Optional[dict[str, Any]]) -
     return {**first, **second} if first and second else first or second
 
 
-def open_source(path: str) -> Union[Checkpoint, list[str]]:
-    """Opens a path: a checkpoint whose header is read, or the pickles that it stands for."""
+def open_source(path: str, allow_trailing: bool = False) -> Union[Checkpoint, list[str]]:
+    """Opens a path: a checkpoint whose header is read, or the pickles that it stands for. `allow_trailing`: also where bytes
+    follow the last tensor of a file."""
     path = _found(path)
     if os.path.isdir(path):
         if not any(name.endswith((".safetensors", ".gguf", ".safetensors.index.json")) for name in os.listdir(path)):
@@ -188,14 +195,14 @@ def open_source(path: str) -> Union[Checkpoint, list[str]]:
         return _indexed(path)
     elif not path.endswith(".json") and is_pickle(path):
         return [path]
-    return Checkpoint.open([path])
+    return Checkpoint.open([path], allow_trailing=allow_trailing)
 
 
-def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool]) -> Source:
+def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool], allow_trailing: bool) -> Source:
     reader = extension_of(path)
     if reader is not None:
         return _read_by(reader, path, wanted)
-    opened = open_source(path)
+    opened = open_source(path, allow_trailing)
     describe_checkpoint(opened if isinstance(opened, list) else opened.files())
     if isinstance(opened, list):
         source = Source(path, {}, files=opened)

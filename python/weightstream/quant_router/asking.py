@@ -17,17 +17,19 @@ from .registry import registered, replaced
 __all__ = ["detect", "detect_quantization_kind_for_file", "detect_quantization_label_from_filename"]
 
 
-def detect(source: Any, metadata: Optional[Mapping[str, str]] = None) -> dict[str, QuantWeight]:
+def detect(
+    source: Any, metadata: Optional[Mapping[str, str]] = None, *, allow_trailing: bool = False
+) -> dict[str, QuantWeight]:
     """The quantized weights of built-in formats in a file, or in a dictionary of tensors, by name.
 
     Of a file the header is read, and small tensors that describe others. QuantizationError, naming the layer, for what is
-    not understood.
+    not understood. `allow_trailing`: also of a file with bytes behind its last tensor.
     """
     if isinstance(source, Mapping):
         tensors: dict[str, Tensor] = dict(source)
         rows, read, texts = header_of(tensors), reader_of(tensors), metadata_of(metadata, None)
     else:
-        opened = Checkpoint.open([os.fspath(source)])
+        opened = Checkpoint.open([os.fspath(source)], allow_trailing=allow_trailing)
         rows = [(name, kind, list(shape)) for name, kind, shape, *_ in opened.entries()]
         sizes = {name: nbytes for name, _, _, _, _, nbytes in opened.entries()}
         texts = dict(metadata or {})
@@ -45,8 +47,11 @@ def detect(source: Any, metadata: Optional[Mapping[str, str]] = None) -> dict[st
     return {weight.name: weight for weight, _ in weights}
 
 
-def detect_quantization_kind_for_file(path: Any, verboseLevel: int = -1) -> Optional[str]:
-    """How a file is quantized, in a word: an application's handlers first, then the built-in ones. None if it is not."""
+def detect_quantization_kind_for_file(
+    path: Any, verboseLevel: int = -1, *, allow_trailing: bool = False
+) -> Optional[str]:
+    """How a file is quantized, in a word: an application's handlers first, then the built-in ones. None if it is not.
+    `allow_trailing`: also of a file with bytes behind its last tensor."""
     for one in registered():
         function = getattr(one.module, "detect_quantization_kind_for_file", None)
         kind = (
@@ -54,7 +59,7 @@ def detect_quantization_kind_for_file(path: Any, verboseLevel: int = -1) -> Opti
         )
         if kind:
             return str(kind)
-    opened = Checkpoint.open([os.fspath(path)])
+    opened = Checkpoint.open([os.fspath(path)], allow_trailing=allow_trailing)
     rows = [(name, kind, list(shape)) for name, kind, shape, *_ in opened.entries()]
     texts: dict[str, str] = {}
     for metadata in opened.metadata():

@@ -36,7 +36,7 @@ pub enum GgufProblem {
     TruncatedData { tensor: String, start: u64, end: u64, size: u64 },
     /// Bytes that belong to nothing.
     #[error(
-        "{bytes} bytes follow its last tensor; the tensors themselves are complete. Allow trailing bytes to read it all the same"
+        "{bytes} bytes follow its last tensor; the tensors themselves are complete. Open it with allow_trailing to read it all the same"
     )]
     Trailing { bytes: u64 },
     /// More of something than the rest of the file can hold.

@@ -138,7 +138,7 @@ pub enum HeaderProblem {
     Truncated { tensor: String, size: u64, wanted: u64 },
     /// A file that ends too late.
     #[error(
-        "{bytes} bytes follow its last tensor; the tensors themselves are complete. Allow trailing bytes to read it all the same"
+        "{bytes} bytes follow its last tensor; the tensors themselves are complete. Open it with allow_trailing to read it all the same"
     )]
     Trailing { bytes: u64 },
     /// Not a problem of the file: its bytes could not be read.

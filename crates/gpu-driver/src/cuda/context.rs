@@ -25,6 +25,11 @@ impl Context {
         Ok(Self { api, device, handle })
     }
 
+    /// What the driver calls it: the same for all who retain it at a time.
+    pub(super) fn handle(&self) -> u64 {
+        self.handle
+    }
+
     /// Makes the context current on this thread until the guard is dropped. Where it is already (any thread that
     /// has used PyTorch on this device), that is one cheap question.
     pub(super) fn enter(&self) -> Result<Current<'_>> {

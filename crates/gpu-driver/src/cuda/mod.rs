@@ -31,7 +31,7 @@ use cudarc::driver::sys::{
 
 use crate::error::Result;
 use crate::platform;
-use crate::types::{Bytes, DeviceInfo, DeviceKind, DeviceOrdinal};
+use crate::types::{Bytes, DeviceIdentity, DeviceInfo, DeviceKind, DeviceOrdinal};
 use api::Api;
 use context::Context;
 use copies::Copies;
@@ -93,6 +93,7 @@ impl CudaDriver {
         let granularity = granularity(&api, &context, location)?;
         let info = DeviceInfo {
             kind: DeviceKind::Cuda,
+            identity: DeviceIdentity { kind: DeviceKind::Cuda, number: context.handle() },
             ordinal,
             name: found.name,
             total_memory: found.total_memory,

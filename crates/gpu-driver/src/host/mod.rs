@@ -28,17 +28,21 @@ mod model;
 pub use counters::HostCounters;
 pub use options::{CopyOrder, HostOptions};
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use crate::platform;
-use crate::types::{Bytes, DeviceInfo, DeviceKind, DeviceOrdinal};
+use crate::types::{Bytes, DeviceIdentity, DeviceInfo, DeviceKind, DeviceOrdinal};
 use crate::verb::VerbCounts;
 use counters::ByteSum;
 use memory::Memory;
 use registrations::Registrations;
 use streams::Streams;
 use work::{Link, Transfer};
+
+/// Emulated devices of this process so far.
+static DEVICES: AtomicU64 = AtomicU64::new(0);
 
 /// An emulated device.
 ///
@@ -82,6 +86,10 @@ impl HostDriver {
             to_host: link(),
             info: DeviceInfo {
                 kind: DeviceKind::Host,
+                identity: DeviceIdentity {
+                    kind: DeviceKind::Host,
+                    number: DEVICES.fetch_add(1, Ordering::Relaxed),
+                },
                 ordinal: DeviceOrdinal(0),
                 name: "host emulator".into(),
                 total_memory: options.total,

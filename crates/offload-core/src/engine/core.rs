@@ -154,6 +154,9 @@ impl Engine {
 
     /// A unit's turn begins: work submitted to `stream` from here on reads its bytes.
     ///
+    /// Where bytes are staged, this may wait for reads of a file. Other calls wait meanwhile: the unit is neither open nor not, and no
+    /// state between is known to the protocol.
+    ///
     /// # Errors
     /// If a unit that is open or held shares its memory, if another thread is in the middle of a step, if `stream` is
     /// being captured, if an earlier call of this step failed, or if the driver fails. The unit is not open then.

@@ -116,12 +116,7 @@ fn around_cache(direct: &DirectFile, bytes: &FileBytes, at: u64, slot: &mut [u8]
             direct.works.store(false, Ordering::Relaxed);
             Ok(0)
         }
-        Err(error) => Err(HostError::FileRead {
-            path: bytes.file().path().to_path_buf(),
-            offset: bytes.offset(),
-            size: bytes.size(),
-            message: error.to_string(),
-        }),
+        Err(error) => bytes.failed(0, bytes.size(), &error).map(|()| 0),
     }
 }
 

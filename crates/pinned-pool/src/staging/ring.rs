@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu_driver::{Bytes, Driver};
+use gpu_driver::{Bytes, DeviceIdentity, Driver};
 use vmm_alloc::AddressSpace;
 
 use super::copy::StagedCopy;
@@ -22,11 +22,11 @@ use crate::transfer::TransferStream;
 
 type Ring = Threads<RingDevice>;
 
-/// One ring for every device of the process. A driver's address names the device: each ring holds its driver.
+/// One ring for every device of the process, whichever of its drivers asks: each ring holds the first.
 static RINGS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 struct Entry {
-    driver: usize,
+    device: DeviceIdentity,
     process: u32,
     users: usize,
     ring: Arc<Mutex<Option<Arc<Ring>>>>,
@@ -58,7 +58,7 @@ fn of<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct StagingLine {
     ring: ManuallyDrop<Arc<Ring>>,
     stream: ManuallyDrop<Arc<TransferStream>>,
-    driver: usize,
+    device: DeviceIdentity,
     process: u32,
     id: LineId,
     /// Of files that are read around the page cache; `None` reads all through it.
@@ -102,15 +102,15 @@ impl StagingLine {
     /// error, unless `options` say so: the ring is smaller then, or pageable, and the report says why.
     pub fn new(stream: &Arc<TransferStream>, options: &StagingOptions, file_bytes: Bytes) -> Result<Self> {
         let driver = stream.driver();
-        let key = Arc::as_ptr(driver).addr();
+        let device = driver.device_info().identity;
         let process = std::process::id();
-        let ring = join(driver, key, process, options)?;
+        let ring = join(driver, device, process, options)?;
         let files = if cache_holds(file_bytes) { None } else { Some(DirectFiles::default()) };
         Ok(Self {
             id: ring.add_line(),
             ring: ManuallyDrop::new(ring),
             stream: ManuallyDrop::new(Arc::clone(stream)),
-            driver: key,
+            device,
             process,
             files: Mutex::new(files),
             bytes: AtomicU64::new(0),
@@ -206,7 +206,7 @@ impl StagingLine {
         }
         self.closed = true;
         self.ring.remove_line(self.id);
-        if let Some(ring) = leave(self.driver, self.process) {
+        if let Some(ring) = leave(self.device, self.process) {
             ring.join();
         }
         Ok(())
@@ -253,7 +253,7 @@ impl Drop for StagingLine {
         }
         if !self.closed {
             self.ring.remove_line(self.id);
-            if let Some(ring) = leave(self.driver, self.process) {
+            if let Some(ring) = leave(self.device, self.process) {
                 ring.stop();
             }
         }
@@ -265,16 +265,21 @@ impl Drop for StagingLine {
 }
 
 /// The ring of a device, made if this is its first user.
-fn join(driver: &Arc<dyn Driver>, key: usize, process: u32, options: &StagingOptions) -> Result<Arc<Ring>> {
+fn join(
+    driver: &Arc<dyn Driver>,
+    device: DeviceIdentity,
+    process: u32,
+    options: &StagingOptions,
+) -> Result<Arc<Ring>> {
     let cell = {
         let mut rings = rings();
-        let found = rings.iter_mut().find(|entry| entry.driver == key && entry.process == process);
+        let found = rings.iter_mut().find(|entry| entry.device == device && entry.process == process);
         if let Some(entry) = found {
             entry.users += 1;
             Arc::clone(&entry.ring)
         } else {
             let ring = Arc::default();
-            rings.push(Entry { driver: key, process, users: 1, ring: Arc::clone(&ring) });
+            rings.push(Entry { device, process, users: 1, ring: Arc::clone(&ring) });
             ring
         }
     };
@@ -288,7 +293,7 @@ fn join(driver: &Arc<dyn Driver>, key: usize, process: u32, options: &StagingOpt
         Ok(made) => Ok(Arc::clone(ring.insert(Arc::new(made)))),
         Err(error) => {
             drop(ring);
-            leave(key, process);
+            leave(device, process);
             Err(error)
         }
     }
@@ -304,10 +309,10 @@ fn make(driver: &Arc<dyn Driver>, options: &StagingOptions) -> Result<Ring> {
 }
 
 /// One user less; the ring, if that was the last.
-fn leave(driver: usize, process: u32) -> Option<Arc<Ring>> {
+fn leave(device: DeviceIdentity, process: u32) -> Option<Arc<Ring>> {
     let cell = {
         let mut rings = rings();
-        let at = rings.iter().position(|entry| entry.driver == driver && entry.process == process)?;
+        let at = rings.iter().position(|entry| entry.device == device && entry.process == process)?;
         rings[at].users -= 1;
         if rings[at].users > 0 {
             return None;

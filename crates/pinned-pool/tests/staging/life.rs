@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu_driver::{Bytes, CopyOrder, HostDriver};
+use gpu_driver::{Bytes, CopyOrder, Faulty, HostDriver};
 use pinned_pool::HostError;
 
 use super::rig::{Device, Model, Place, Rig, Rng, device, small_ring};
@@ -46,6 +46,29 @@ fn all_users_of_a_device_share_one_ring_and_the_last_ends_it() {
     assert!(third.run().unwrap());
     third.close().unwrap();
     drop(device);
+    assert!(host.counters().nothing_alive());
+}
+
+/// As two libraries of a process open a GPU: each has a driver, and streams and events of one are good for the other.
+#[test]
+fn two_drivers_of_a_device_share_its_ring() {
+    let (host, one) = device(CopyOrder::Random, 6);
+    let two = Arc::new(Faulty::new(Arc::clone(&host)));
+    let first = rig(&one, 1, 100_000);
+    let only = registrations(&host);
+    let second = rig(&two, 2, 200_000);
+    assert_eq!(registrations(&host), only, "the ring is page-locked once");
+    for _ in 0..3 {
+        assert!(first.run().unwrap() && second.run().unwrap());
+    }
+    assert_eq!(first.line.report().staged, second.line.report().staged);
+    // The driver that the ring was made with may go before the others.
+    first.close().unwrap();
+    drop(one);
+    assert!(second.run().unwrap());
+    second.close().unwrap();
+    drop(two);
+    assert_eq!(registrations(&host), 0);
     assert!(host.counters().nothing_alive());
 }
 

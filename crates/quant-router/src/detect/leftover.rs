@@ -18,6 +18,7 @@ const SIGNS: &[&str] = &[
     "weight_global_scale",
     "weight_packed",
     "weight_shape",
+    "weight_g_idx",
     "weight_zero_point",
     "weight_s_rel",
     "weight_s_channel",

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::numbers::{Number, pairs};
+use super::numbers::{Number, pairs, runs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::Result;
 use crate::parts::Parts;
@@ -112,14 +112,10 @@ impl Decode for Decoder<'_> {
     }
 
     fn decode(&self, first: usize, out: &mut [f32]) {
-        let mut done = 0;
-        while done < out.len() {
-            let at = first + done;
-            let run = (self.block - at % self.block).min(out.len() - done);
+        runs(first, out, self.block, |at, out| {
             let scale = self.scales.at(at / self.block);
             let numbers = self.numbers.map(|number| number * scale);
-            pairs(self.data, at, &mut out[done..done + run], 4, &numbers);
-            done += run;
-        }
+            pairs(self.data, at, out, 4, &numbers);
+        });
     }
 }

@@ -14,6 +14,7 @@ pub use bnb::{Bnb4, BnbKind, Nested};
 pub use grid::Order;
 pub use numbers::Number;
 pub use nunchaku::{Svdq, SvdqKind};
+pub(crate) use packed_int::words_of;
 pub use packed_int::{PackedInt, Words};
 pub use quanto::QuantoBits;
 pub use rotation::{is_rotatable, rotate};

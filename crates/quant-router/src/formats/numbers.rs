@@ -63,6 +63,17 @@ pub fn e8m0(byte: u8) -> f32 {
     }
 }
 
+/// Gives `each` the parts of `out` that lie in one span of so many elements each, and where they begin: `out` begins at `first`.
+pub(super) fn runs(first: usize, out: &mut [f32], span: usize, mut each: impl FnMut(usize, &mut [f32])) {
+    let (mut at, mut rest) = (first, out);
+    while !rest.is_empty() {
+        let (run, after) = rest.split_at_mut((span - at % span).min(rest.len()));
+        each(at, &mut *run);
+        at += run.len();
+        rest = after;
+    }
+}
+
 /// Numbers of 4 bits from the one with this index on: even ones are shifted right by `even` bits, odd ones by the other 4.
 pub(super) fn pairs(data: &[u8], first: usize, out: &mut [f32], even: u32, numbers: &[f32; 16]) {
     let number = |byte: u8, shift: u32| numbers[usize::from(byte >> shift & 15)];

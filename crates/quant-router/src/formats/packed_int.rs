@@ -1,11 +1,11 @@
-//! GPTQ and AWQ: unsigned numbers of 2, 4 or 8 bits in 32-bit words, columns of the weight below each other, with a scale and a zero
-//! point for each group of columns of a row.
+//! GPTQ, AWQ and compressed-tensors: unsigned numbers of 2, 3, 4 or 8 bits in 32-bit words, with a scale and a zero point for each
+//! group of columns of a row. Numbers follow each other without gaps, so that those of 3 bits may begin in one word and end in the next.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::numbers::{Number, part_numbers};
+use super::numbers::{Number, part_numbers, runs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::Result;
 use crate::parts::Parts;
@@ -22,13 +22,16 @@ pub enum Words {
     Columns,
     /// Eight rows that follow each other, in the order 0, 2, 4, 6, 1, 3, 5, 7: as `AutoAWQ` packs them for its GEMM.
     Rows,
+    /// Columns, as with [`Words::Columns`], the words of a row beside each other and whole: as compressed-tensors packs them.
+    Along,
 }
 
 /// Unsigned numbers in words. A number of the weight is (packed number − zero point) × scale. Scales and zero points lie by groups, those
-/// of all rows together; zero points of rows that follow each other share a word, in the words' own order.
+/// of all rows together; zero points of rows that follow each other share a word, in the words' own order. With [`Words::Along`] they lie
+/// by rows, or by words of rows, those of all groups together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 pub struct PackedInt {
-    /// Bits of a number: 2, 4 or 8; with [`Words::Rows`] 4.
+    /// Bits of a number: 2, 3, 4 or 8; with [`Words::Rows`] 4.
     pub bits: u32,
     /// What shares a word.
     pub words: Words,
@@ -38,14 +41,27 @@ pub struct PackedInt {
     pub indexed: bool,
     /// Whether zero points are stored less one, as in the first version of GPTQ's files.
     pub zero_less_one: bool,
+    /// Whether there are no zero points, and each is half of what numbers can be.
+    #[serde(default)]
+    pub symmetric: bool,
 }
 
 impl fmt::Display for PackedInt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = if self.words == Words::Rows { "AWQ" } else { "GPTQ" };
-        write!(f, "{name} in {} bits with a scale and a zero point for {}", self.bits, self.group)?;
+        let name = match self.words {
+            Words::Columns => "GPTQ",
+            Words::Rows => "AWQ",
+            Words::Along => "compressed-tensors",
+        };
+        let zero = if self.symmetric { "" } else { " and a zero point" };
+        write!(f, "{name} in {} bits with a scale{zero} for {}", self.bits, self.group)?;
         if self.indexed { f.write_str(" in an order of its own") } else { Ok(()) }
     }
+}
+
+/// Words that so many numbers fill; only the last may have room left.
+pub(crate) fn words_of(numbers: u64, bits: u32) -> Option<u64> {
+    Some(numbers.checked_mul(bits.into())?.div_ceil(32))
 }
 
 /// The decoder of such a weight, all sizes checked.
@@ -54,39 +70,58 @@ pub(crate) fn decoder<'a>(
     format: PackedInt,
     parts: &'a dyn Parts,
 ) -> Result<Box<dyn Decode + 'a>> {
-    let elements = weight.elements()?;
+    weight.elements()?;
     let &[rows, columns] = weight.shape.as_slice() else {
         return Err(weight.bad_shape("it is no matrix"));
     };
-    if !matches!(format.bits, 2 | 4 | 8) || format.words == Words::Rows && format.bits != 4 {
-        return Err(weight.bad_shape("numbers have 2, 4 or 8 bits"));
+    if !matches!(format.bits, 2 | 3 | 4 | 8) || format.words == Words::Rows && format.bits != 4 {
+        return Err(weight.bad_shape("numbers have 2, 3, 4 or 8 bits"));
     }
-    let per_word = u64::from(32 / format.bits);
-    let packed = if format.words == Words::Columns { columns } else { rows };
-    if !rows.is_multiple_of(per_word) || !packed.is_multiple_of(per_word) {
+    let packed = |numbers| words_of(numbers, format.bits).unwrap_or(u64::MAX);
+    let whole = |numbers: u64| (numbers.wrapping_mul(format.bits.into())).is_multiple_of(32);
+    let (row_words, column_words) = (packed(rows), packed(columns));
+    let words = match format.words {
+        Words::Columns => column_words.saturating_mul(rows),
+        Words::Rows => row_words.saturating_mul(columns),
+        Words::Along => rows.saturating_mul(column_words),
+    };
+    let cut = match format.words {
+        Words::Columns => !whole(rows) || !whole(columns),
+        Words::Rows => !whole(rows),
+        Words::Along => false,
+    };
+    if cut {
         return Err(weight.bad_shape("its rows or columns are no whole words"));
     }
     let groups = columns.div_ceil(format.group.max(1));
     let bytes = |role, need| part_bytes(weight, weight.needs(role)?, parts, need);
-    let data = bytes(PartRole::Data, elements / per_word * 4)?;
-    let zero = bytes(PartRole::ZeroPoint, (rows / per_word).saturating_mul(groups).saturating_mul(4))?;
+    let data = bytes(PartRole::Data, words.saturating_mul(4))?;
+    let zero = if format.symmetric {
+        None
+    } else {
+        Some(bytes(PartRole::ZeroPoint, row_words.saturating_mul(groups).saturating_mul(4))?)
+    };
     let scale = part_numbers(weight, PartRole::Scale, parts, rows.saturating_mul(groups))?;
     let index =
         if format.indexed { Some(bytes(PartRole::GroupIndex, columns.saturating_mul(4))?) } else { None };
-    let [rows, columns, groups] = [rows, columns, groups].map(|count| count as usize);
-    Ok(Box::new(Decoder { format, data, zero, scale, index, rows, columns, groups }))
+    let [rows, columns, groups, row_words, column_words] =
+        [rows, columns, groups, row_words, column_words].map(|count| count as usize);
+    Ok(Box::new(Decoder { format, data, zero, scale, index, rows, columns, groups, row_words, column_words }))
 }
 
 #[derive(Debug)]
 struct Decoder<'a> {
     format: PackedInt,
     data: &'a [u8],
-    zero: &'a [u8],
+    zero: Option<&'a [u8]>,
     scale: (&'a [u8], Number),
     index: Option<&'a [u8]>,
     rows: usize,
     columns: usize,
     groups: usize,
+    /// Words that numbers of all rows fill, and of all columns.
+    row_words: usize,
+    column_words: usize,
 }
 
 impl Decode for Decoder<'_> {
@@ -95,21 +130,19 @@ impl Decode for Decoder<'_> {
     }
 
     fn decode(&self, first: usize, out: &mut [f32]) {
-        let mut last = None;
-        let mut range = [0.0; 2];
-        for (at, out) in (first..).zip(out) {
-            let (row, column) = (at / self.columns, at % self.columns);
-            let group = self.group(column);
-            if last != Some((row, group)) {
-                last = Some((row, group));
-                range = self.range(row, group);
+        runs(first, out, self.columns, |at, out| {
+            let row = at / self.columns;
+            let mut last = None;
+            let mut range = [0.0; 2];
+            for (column, out) in (at % self.columns..).zip(out) {
+                let group = self.group(column);
+                if last != Some(group) {
+                    last = Some(group);
+                    range = self.range(row, group);
+                }
+                *out = (self.number(row, column) - range[0]) * range[1];
             }
-            let number = match self.format.words {
-                Words::Columns => self.number(self.data, column, row),
-                Words::Rows => self.number(self.data, row, column),
-            };
-            *out = (number - range[0]) * range[1];
-        }
+        });
     }
 }
 
@@ -127,27 +160,37 @@ impl Decoder<'_> {
         if group >= self.groups {
             return [0.0, f32::NAN];
         }
-        let per_word = 32 / self.format.bits as usize;
-        let words = &self.zero[group * (self.rows / per_word) * 4..];
-        let zero = self.bits(word(words, row / per_word), row % per_word);
-        let zero = zero + if self.format.zero_less_one { 1.0 } else { 0.0 };
-        [zero, self.scale.1.at(self.scale.0, group * self.rows + row)]
-    }
-
-    /// A packed number, by its place in the dimension that words go along and in the other.
-    fn number(&self, data: &[u8], packed: usize, other: usize) -> f32 {
-        let per_word = 32 / self.format.bits as usize;
-        let at = match self.format.words {
-            Words::Columns => packed / per_word * self.rows + other,
-            Words::Rows => other * (self.rows / per_word) + packed / per_word,
+        let along = self.format.words == Words::Along;
+        let zero = match self.zero {
+            None => (1_u32 << (self.format.bits - 1)) as f32,
+            Some(words) if along => self.bits(words, group, self.groups, row),
+            Some(words) => self.bits(words, group * self.row_words, 1, row),
         };
-        self.bits(word(data, at), packed % per_word)
+        let zero = zero + if self.format.zero_less_one { 1.0 } else { 0.0 };
+        let at = if along { row * self.groups + group } else { group * self.rows + row };
+        [zero, self.scale.1.at(self.scale.0, at)]
     }
 
-    /// A number of a word.
-    fn bits(&self, word: u32, place: usize) -> f32 {
-        let place = if self.format.words == Words::Rows { AWQ_PLACES[place] } else { place };
-        (word >> (place as u32 * self.format.bits) & ((1 << self.format.bits) - 1)) as f32
+    /// A packed number.
+    fn number(&self, row: usize, column: usize) -> f32 {
+        match self.format.words {
+            Words::Columns => self.bits(self.data, row, self.rows, column),
+            Words::Rows => self.bits(self.data, column * self.row_words, 1, row),
+            Words::Along => self.bits(self.data, row * self.column_words, 1, column),
+        }
+    }
+
+    /// The number at a place of those in a line of words, which begins at one word and has the next ones so many words apart.
+    fn bits(&self, words: &[u8], first: usize, apart: usize, place: usize) -> f32 {
+        let place =
+            if self.format.words == Words::Rows { place / 8 * 8 + AWQ_PLACES[place % 8] } else { place };
+        let bits = self.format.bits as usize;
+        let (index, shift) = (place * bits / 32, place * bits % 32);
+        let mut number = word(words, first + index * apart) >> shift;
+        if shift + bits > 32 {
+            number |= word(words, first + (index + 1) * apart) << (32 - shift);
+        }
+        (number & ((1 << bits) - 1)) as f32
     }
 }
 

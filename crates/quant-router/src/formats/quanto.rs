@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::numbers::{Number, part_numbers};
+use super::numbers::{Number, part_numbers, runs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::Result;
 use crate::parts::Parts;
@@ -75,11 +75,8 @@ impl Decode for Decoder<'_> {
     }
 
     fn decode(&self, first: usize, out: &mut [f32]) {
-        let mut done = 0;
-        while done < out.len() {
-            let at = first + done;
+        runs(first, out, self.group, |at, out| {
             let (group, column) = (at / self.group, at % self.group);
-            let run = (self.group - column).min(out.len() - done);
             let start = group % self.rows * self.group + column;
             let bit = self.bits * (group / self.rows) as u32;
             let mask = (1_u8 << self.bits) - 1;
@@ -94,10 +91,9 @@ impl Decode for Decoder<'_> {
                     number.round(scale * (code - shift))
                 }
             });
-            for (out, &byte) in out[done..done + run].iter_mut().zip(&self.data[start..]) {
+            for (out, &byte) in out.iter_mut().zip(&self.data[start..]) {
                 *out = numbers[usize::from(byte >> bit & mask)];
             }
-            done += run;
-        }
+        });
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::numbers::{Number, pairs, part_numbers};
+use super::numbers::{Number, pairs, part_numbers, runs};
 use crate::dequantize::{Decode, part_bytes};
 use crate::error::Result;
 use crate::parts::Parts;
@@ -83,12 +83,9 @@ impl Decode for Decoder<'_> {
     }
 
     fn decode(&self, first: usize, out: &mut [f32]) {
-        let mut done = 0;
-        while done < out.len() {
-            let at = first + done;
-            let (row, column) = (at / self.columns, at % self.columns);
-            let run = (self.group - column % self.group).min(out.len() - done);
-            let group = column / self.group;
+        // Rows are whole groups.
+        runs(first, out, self.group, |at, out| {
+            let (row, group) = (at / self.columns, at % self.columns / self.group);
             let factor = self.groups.1.at(self.groups.0, row * (self.columns / self.group) + group);
             let scale = self.scales.1.at(self.scales.0, row);
             let add = self.correction.map(|(bytes, number)| number.at(bytes, group * self.rows + row));
@@ -96,9 +93,7 @@ impl Decode for Decoder<'_> {
                 let number = (level * factor).round_ties_even().clamp(-127.0, 127.0) * scale;
                 add.map_or(number, |add| number + add)
             };
-            let numbers = self.levels.map(level);
-            pairs(self.data, at, &mut out[done..done + run], 0, &numbers);
-            done += run;
-        }
+            pairs(self.data, at, out, 0, &self.levels.map(level));
+        });
     }
 }

@@ -45,6 +45,14 @@ impl File {
         file
     }
 
+    /// A shape that may be read.
+    pub(crate) fn numbers(self, name: &str, numbers: &[i64]) -> Self {
+        let mut file = self.tensor(name, "I64", &[numbers.len() as u64]);
+        let bytes = numbers.iter().flat_map(|number| number.to_le_bytes());
+        file.bytes.insert(name.into(), bytes.collect());
+        file
+    }
+
     pub(crate) fn says(mut self, key: &str, text: &str) -> Self {
         self.metadata.insert(key.into(), text.into());
         self

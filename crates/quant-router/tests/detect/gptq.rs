@@ -24,6 +24,9 @@ fn shapes_say_which_it_is() {
     assert_eq!(words, "GPTQ in 4 bits with a scale and a zero point for 64");
     let eight = layer([16, 64], [1, 16], [1, 64]).detect().unwrap();
     assert_eq!(format(&eight, "a.weight"), "GPTQ in 8 bits with a scale and a zero point for 64");
+    let three = layer([12, 64], [2, 6], [2, 64]).detect().unwrap();
+    assert_eq!(format(&three, "a.weight"), "GPTQ in 3 bits with a scale and a zero point for 64");
+    assert_eq!(three.weights["a.weight"].weight.shape, [64, 128]);
     let awq = || layer([128, 8], [2, 8], [2, 64]);
     let detection = awq().detect().unwrap();
     assert_eq!(format(&detection, "a.weight"), "AWQ in 4 bits with a scale and a zero point for 64");
@@ -43,9 +46,10 @@ fn shapes_say_which_it_is() {
 
 #[test]
 fn what_fits_neither_is_refused() {
-    // 3 bits, zero points of other groups, words of rows in another number of bits, as many columns as no words hold.
+    // Words of 3 bits that no whole numbers fill, zero points of other groups, words of rows in another number of bits, as many columns as no words hold.
     for (qweight, qzeros, scales) in [
-        ([12, 64], [2, 6], [2, 64]),
+        ([13, 64], [2, 6], [2, 64]),
+        ([12, 64], [2, 7], [2, 64]),
         ([16, 64], [3, 8], [2, 64]),
         ([128, 16], [2, 16], [2, 64]),
         ([64, 16], [16, 2], [2, 64]),

@@ -3,6 +3,7 @@
 
 mod bnb;
 mod build;
+mod compressed;
 mod fp4;
 mod fp8;
 mod ggml;

@@ -57,14 +57,15 @@ impl Handler for Gptq {
             return Err(refuse("scales of floats, and zero points in words"));
         }
         let whole = |bits: u64| zero_words.checked_mul(32) == rows.checked_mul(bits);
-        let bits = [2_u32, 4, 8].into_iter().find(|&bits| whole(bits.into()));
+        let bits = [2_u32, 3, 4, 8].into_iter().find(|&bits| whole(bits.into()));
         let bits = bits.filter(|_| rows > 0 && groups > 0 && zero_groups == groups);
         let bits =
-            bits.ok_or_else(|| refuse("numbers of 2, 4 or 8 bits, and as many zero points as scales"))?;
-        let per_word = u64::from(32 / bits);
-        let (words, columns) = if width == rows {
-            (Words::Columns, height.saturating_mul(per_word))
-        } else if width.checked_mul(per_word) == Some(rows) && bits == 4 {
+            bits.ok_or_else(|| refuse("numbers of 2, 3, 4 or 8 bits, and as many zero points as scales"))?;
+        // Where words hold no whole numbers, three of them do.
+        let columns = height.checked_mul(32).filter(|all| all.is_multiple_of(bits.into()));
+        let (words, columns) = if let Some(columns) = columns.filter(|_| width == rows) {
+            (Words::Columns, columns / u64::from(bits))
+        } else if width.checked_mul(8) == Some(rows) && bits == 4 {
             (Words::Rows, height)
         } else {
             return Err(refuse(
@@ -94,7 +95,8 @@ impl Handler for Gptq {
             parts.push((PartRole::GroupIndex, index));
         }
         let zero_less_one = words == Words::Columns && config.get("checkpoint_format") != Some("gptq_v2");
-        let format = PackedInt { bits, words, group, indexed: index.is_some(), zero_less_one };
+        let format =
+            PackedInt { bits, words, group, indexed: index.is_some(), zero_less_one, symmetric: false };
         Ok(draft(header, weight, &[rows, columns], Format::PackedInt(format), &parts))
     }
 }

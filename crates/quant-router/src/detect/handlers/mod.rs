@@ -1,6 +1,7 @@
 //! The formats that are known, and what their handlers share.
 
 mod bnb;
+mod compressed;
 mod fp8;
 mod ggml;
 mod gptq;
@@ -32,6 +33,7 @@ pub(super) fn builtin() -> Vec<Box<dyn Handler>> {
         Box::new(w4a8::W4A8Handler),
         Box::new(quanto::Quanto),
         Box::new(gptq::Gptq),
+        Box::new(compressed::Compressed),
         Box::new(torchao::TorchAo),
         Box::new(mxfp8::MxFp8),
         Box::new(fp8::Fp8),

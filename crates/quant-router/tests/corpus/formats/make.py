@@ -1,52 +1,20 @@
-"""Makes the files of this folder: quantized layers of every format with the numbers that they stand for, by independent code.
+"""Makes the files of this folder but those of `make_words.py`: quantized layers with the numbers that they stand for, by independent code.
 
 Each file holds the tensors of one or more layers as users have them, and for each weight `W` a tensor `expected.W` of F32. The
 numbers come from PyTorch's own float8 types, from torchao, or from the format's formula in float64; metadata `ulps` says how
 many steps of f32 ours may be off. Run in an environment with torch, torchao, numpy and safetensors:
 
-    python make.py [folder [--seeded]]
+    python make.py [folder]
 
-in the latter case only the files whose numbers do not depend on those made before. Two runs differ in the order of metadata at most.
+Two runs differ in the order of metadata at most.
 """
 
 import base64
 import json
 import math
-import sys
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-
-FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
-random = torch.Generator().manual_seed(20240613)
-
-
-def bytes_of(*shape):
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
-
-
-def normal(*shape):
-    return torch.randn(shape, generator=random)
-
-
-def all_bytes(rows, columns):
-    """Random bytes, among them every one there is, where there is room."""
-    data = bytes_of(rows, columns).flatten()
-    data[:256] = torch.arange(256, dtype=torch.uint8)[: data.numel()]
-    return data.reshape(rows, columns)
-
-
-def marker(**fields):
-    return torch.frombuffer(bytearray(json.dumps(fields).encode()), dtype=torch.uint8).clone()
-
-
-def save(name, tensors, expected, ulps=0, **metadata):
-    tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
-    for key, value in expected.items():
-        tensors[f"expected.{key}"] = value.to(torch.float32).contiguous().clone()
-    save_file(tensors, FOLDER / f"{name}.safetensors", {"ulps": str(ulps), **metadata})
+from common import E4, E5, all_bytes, bytes_of, marker, normal, random, save
 
 
 def fp8():
@@ -383,88 +351,6 @@ def nunchaku():
     save("nunchaku", tensors, expected, ulps=1)
 
 
-def nvfp4_in_rows():
-    """NVFP4 with scales in rows: as compressed-tensors packs and unpacks it, and by ModelOpt's formula."""
-    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
-
-    tensors, expected = {}, {}
-    modelopt, expected_modelopt = {}, {}
-    steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    for name, rows, columns in (("small", 3, 16), ("odd", 130, 80), ("tiles", 128, 64)):
-        numbers = torch.cat([steps, -steps])[torch.randint(0, 16, (rows, columns), generator=random)]
-        packed = pack_fp4_to_uint8(numbers)
-        scale, whole = bytes_of(rows, columns // 16).view(E4), torch.tensor([317.25])
-        tensors |= {f"{name}.weight_packed": packed, f"{name}.weight_scale": scale, f"{name}.weight_global_scale": whole,
-                    f"{name}.input_global_scale": torch.tensor([12.0])}
-        codes = unpack_fp4_from_uint8(packed, rows, columns, torch.float32)
-        expected[f"{name}.weight"] = codes * (scale.float() / whole).repeat_interleave(16, 1)
-        data = bytes_of(rows, columns // 2)
-        low, high = (torch.cat([steps, -steps])[(data >> shift & 15).long()] for shift in (0, 4))
-        second = torch.tensor(0.0037)
-        modelopt |= {f"{name}.weight": data, f"{name}.weight_scale": scale, f"{name}.weight_scale_2": second,
-                     f"{name}.input_scale": torch.tensor(0.5)}
-        factor = (scale.float() * second).repeat_interleave(16, 1)
-        expected_modelopt[f"{name}.weight"] = torch.stack([low, high], -1).flatten(1) * factor
-    save("nvfp4-compressed-tensors", tensors, expected)
-    config = json.dumps({"quant_method": "modelopt", "quant_algo": "NVFP4"})
-    save("nvfp4-modelopt", modelopt, expected_modelopt, quantization_config=config)
-
-
-def words(numbers, bits, order=None):
-    """Numbers of so many bits in words of 32, along the last dimension; `order` gives the number at each place of a word."""
-    per_word = 32 // bits
-    numbers = numbers.reshape(*numbers.shape[:-1], -1, per_word)[..., order or list(range(per_word))].long()
-    packed = (numbers << (torch.arange(per_word) * bits)).sum(-1)
-    return (packed - (packed >= 2**31) * 2**32).to(torch.int32)
-
-
-def packed_int():
-    """GPTQ and AWQ: packed by loops over the layouts that AutoGPTQ and AutoAWQ document, and the formula in float64."""
-    for file, less in (("gptq", 1), ("gptq-v2", 0)):
-        tensors, expected = {}, {}
-        for bits in (2, 4, 8):
-            for name, rows, columns, groups, kind in (
-                ("plain", 32, 64, 2, "none"), ("ordered", 16, 96, 3, "ordered"), ("shuffled", 48, 128, 4, "shuffled"),
-                ("one", 16, 32, 1, "none"),
-            ):
-                layer = f"{name}{bits}"
-                codes = torch.randint(0, 2**bits, (rows, columns), generator=random)
-                zeros = torch.randint(less, 2**bits, (groups, rows), generator=random)
-                scales = (normal(groups, rows) / 30).half()
-                group = torch.arange(columns) // (columns // groups)
-                if kind == "shuffled":
-                    group = group[torch.randperm(columns, generator=random)]
-                tensors |= {f"{layer}.qweight": words(codes, bits).t(), f"{layer}.qzeros": words(zeros - less, bits),
-                            f"{layer}.scales": scales, f"{layer}.bias": torch.zeros(rows).half()}
-                if kind != "none":
-                    tensors[f"{layer}.g_idx"] = group.to(torch.int32)
-                wide = scales.double()[group].t() * (codes - zeros[group].t())
-                expected[f"{layer}.weight"] = wide
-        config = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"} if file == "gptq-v2" else {"quant_method": "gptq"}
-        save(file, tensors, expected, quantization_config=json.dumps(config))
-    tensors, expected = {}, {}
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    for name, rows, columns, groups in (("small", 8, 4, 1), ("plain", 64, 96, 3), ("one", 24, 128, 1)):
-        codes = torch.randint(0, 16, (rows, columns), generator=random)
-        zeros = torch.randint(0, 16, (groups, rows), generator=random)
-        scales = (normal(groups, rows) / 30).half()
-        tensors |= {f"{name}.qweight": words(codes.t(), 4, order), f"{name}.qzeros": words(zeros, 4, order), f"{name}.scales": scales}
-        group = torch.arange(columns) // (columns // groups)
-        expected[f"{name}.weight"] = scales.double()[group].t() * (codes - zeros[group].t())
-    save("awq", tensors, expected)
-
-
-def seeded(make, seed):
-    """A maker that draws its own numbers, whatever ran before."""
-
-    def run():
-        random.manual_seed(seed)
-        make()
-
-    return run
-
-
 if __name__ == "__main__":
-    older = () if "--seeded" in sys.argv else (fp8, int8, rotation, blocked, bnb, quanto, torchao, w4a8, nunchaku)
-    for make in (*older, seeded(nvfp4_in_rows, 1), seeded(packed_int, 2)):
+    for make in (fp8, int8, rotation, blocked, bnb, quanto, torchao, w4a8, nunchaku):
         make()
