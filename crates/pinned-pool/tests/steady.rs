@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpu_driver::{
-    Access, Bytes, DeviceAddress, DeviceIdentity, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, EventHandle, HostToDevice,
-    KernelArgument, KernelHandle, LaunchGrid, MemoryInfo, ModuleHandle, PageHandle, Registration, Result,
-    StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceIdentity, DeviceInfo, DeviceKind, DeviceOrdinal, Driver, EventHandle,
+    HostToDevice, KernelArgument, KernelHandle, LaunchGrid, MemoryInfo, ModuleHandle, PageHandle,
+    Registration, Result, StreamHandle,
 };
 use pinned_pool::{Event, HostBytes, HostRun, PreparedCopy, TransferStream};
 use vmm_alloc::{AddressSpace, PagePool};

@@ -5,6 +5,9 @@ Biases, norms and buffers stay as they are, and so does what `choosing` leaves o
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
 
@@ -96,7 +99,20 @@ def carry_out(
             packed = _packed(path, weight, target, plan.kind, reader, lambda: progress.poll(position / len(block)))
             put(model, path, quantized_like(module, packed, target))
             del module, weight, packed
+        _give_back()
     progress.phase("Quantization", len(plan.blocks), max(len(plan.blocks), 1))
+
+
+def _give_back() -> None:
+    """Has the heap return what it keeps of weights that went: packed ones lie elsewhere, and would come on top of it."""
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Optional[Callable[[int], int]]:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def _packed(
