@@ -15,7 +15,7 @@ from .dora import factors
 from .layers import AdaptedLayer
 from .numbers import plain_forward, weight_numbers
 from .pieces import Piece
-from .strengths import Strengths, is_recorded
+from .strengths import Pattern, Strengths, is_recorded
 
 __all__ = ["ConvolutionAdapters", "LinearAdapters"]
 
@@ -36,14 +36,16 @@ class _ProductAdapters(Adapters):
         super().__init__(layer, pieces, strengths)
         self._is_transposed = layer.is_transposed
         self._columns = layer.shape[1]
+        self._is_fresh = type(layer.module).forward in _FRESH
+        self._has_float8 = plain_forward(layer.module, _nothing) is not _nothing
         # The forward of such a layer cannot compute, so that there is none to leave it to.
-        self._always |= plain_forward(layer.module, _nothing) is not _nothing
+        self._always |= self._has_float8
         self._factors: list[Tensor] = []
         self._key: Any = None
 
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's outputs with its adapters."""
-        base = plain_forward(module, inner)
+        base = plain_forward(module, inner) if self._has_float8 else inner
         if not is_recorded() and self.is_idle():
             return base(*args, **kwargs)
         inputs, args, kwargs = _split(args, kwargs)
@@ -55,7 +57,7 @@ class _ProductAdapters(Adapters):
             given[number] = given[number + 1] if scale is None else given[number + 1] * scale.to(inputs.dtype)
         outputs = base(given[0], *args, **kwargs)
         self.on(outputs.device)
-        if type(module).forward not in _FRESH:
+        if not self._is_fresh:
             outputs = outputs.clone()
         outputs = self._add(module, outputs, given[0])
         bias = module._parameters.get("bias") if found else None
@@ -105,6 +107,45 @@ class _ProductAdapters(Adapters):
 
 class LinearAdapters(_ProductAdapters):
     """A linear layer's adapters."""
+
+    _short: Optional[tuple[Tensor, Tensor, Tensor, Pattern]] = None
+    """The factors and multipliers, where there is nothing but stacked low-rank adapters on a layer of a known class: most layers. The
+    host then spends no more on it than the products."""
+
+    def is_idle(self) -> bool:
+        """Whether all its adapters are at zero now."""
+        return super().is_idle() if self._short is None else self._short[3].live is None
+
+    def place(self, device: torch.device, moves: bool = True) -> None:
+        """Makes it compute on a device."""
+        super().place(device, moves)
+        stack = self.stack
+        alone = not self._always and not len(self.terms) and self.biases is None and self._is_fresh
+        self._short = (stack.down, stack.up, stack.strength, stack.pattern) if stack is not None and alone else None
+
+    def leave(self) -> None:
+        """Takes its tensors off the device."""
+        self._short = None
+        super().leave()
+
+    def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's outputs with its adapters."""
+        if self._short is None or len(args) != 1 or kwargs or is_recorded():
+            return super().forward(module, inner, args, kwargs)
+        down, up, strength, pattern = self._short
+        live = pattern.live
+        outputs = inner(*args)
+        if live is None:
+            return outputs
+        if outputs.dtype != down.dtype or outputs.device != self._device or not outputs.is_contiguous():
+            self.on(outputs.device)
+            return self._add(module, outputs, args[0])
+        if live[1] - live[0] != pattern.size:
+            down, up, strength = down[live[0] : live[1]], up[:, live[0] : live[1]], strength[live[0] : live[1]]
+        rows = args[0].to(outputs.device, outputs.dtype)
+        made = (rows.reshape(-1, rows.shape[-1]) @ down.t()).mul_(strength)
+        outputs.view(-1, outputs.shape[-1]).addmm_(made, up.t())
+        return outputs
 
     def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
         made = outputs.reshape(-1, outputs.shape[-1])
