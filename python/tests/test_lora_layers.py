@@ -12,6 +12,7 @@ import torch
 from attach_models import host, run, same_bits, weight_bytes
 from lora_models import adapter, assert_close, inputs, merged, model
 from safetensors.torch import save_file
+from test_quantized_modules import package
 from torch import Tensor, nn
 
 import weightstream
@@ -122,7 +123,7 @@ def torchao(layer: nn.Linear) -> nn.Linear:
 
 
 def quanto(layer: nn.Linear) -> nn.Module:
-    library = pytest.importorskip("optimum.quanto")
+    library = package("optimum.quanto")
     packed = library.QLinear.from_module(layer, weights=library.qint8)
     packed.freeze()
     return packed
