@@ -285,6 +285,41 @@ def test_models_that_do_not_accept_each_other_have_the_device_in_turn() -> None:
         assert engine(managed, "text_encoder")["is_here"] and not engine(managed, "transformer")["is_here"]
 
 
+def test_a_budget_that_is_changed_meanwhile_counts_from_then_on() -> None:
+    models, references, x = pipeline("transformer")
+    with set_up(models, budgets=0.4, autoPreload=True, device=device("1536KiB")) as managed:
+        attachment = managed.models["transformer"].attachment
+        for _ in range(3):
+            check(models, references, x)
+        budget, full = attachment.budget, preloaded(managed)
+        assert full > 0
+        for change in (100 << 10, -(150 << 10)):
+            attachment.set_budget(budget + change)
+            assert attachment.budget == budget + change and preloaded(managed) == 0
+            for _ in range(2):
+                check(models, references, x)
+            assert attachment.budget == budget + change
+            assert attachment.budget + preloaded(managed) == budget + full, "all of it is used as before"
+            assert preloading.MEASURED and set(preloading.MEASURED.values()) == {0}, "that is no pressure"
+
+
+def test_models_in_each_others_steps_keep_what_they_have() -> None:
+    models, references, x = pipeline("transformer", "vae")
+    with set_up(models, budgets=0.3, coTenantsMap={"vae": "*"}, autoPreload=True, device=device("1MiB")) as managed:
+        for _ in range(3):
+            check(models, references, x)
+        inner: list[torch.Tensor] = []
+        vae = models["vae"]
+        wide = {"vae": torch.randn(5, 64).bfloat16()}
+        hook = models["transformer"].blocks[2].register_forward_pre_hook(lambda *_: inner.append(vae(wide["vae"])))
+        with torch.no_grad():
+            expected = references["vae"](wide["vae"])
+        check(models, references, x, "transformer")
+        hook.remove()
+        assert torch.equal(inner[0], expected)
+        assert managed.loaded() == ["transformer", "vae"] or set(managed.loaded()) == {"transformer", "vae"}
+
+
 def test_profiles_one_and_three_switch_it_on_and_what_cannot_have_it_does_not() -> None:
     models, references, x = pipeline("transformer", "text_encoder")
     settings = {"quantizeTransformer": False, "budgets": {"transformer": 0.4, "*": 0.2}, "device": device("4MiB")}

@@ -109,9 +109,8 @@ class Preloading:
 
     def failed(self, error: BaseException) -> None:
         """The step ended with an error. If memory ran out, it needs what was preloaded."""
-        preloaded = self._runtime.offloader.preloaded()
-        if isinstance(error, torch.cuda.OutOfMemoryError) and self._workload is not None and preloaded:
-            self._press(self._workload, preloaded)
+        if isinstance(error, torch.cuda.OutOfMemoryError) and self._workload is not None:
+            self._press(self._workload, self._runtime.offloader.preloaded())
 
     def release(self, wanted: int) -> int:
         """Gives back at least `wanted` bytes of what is preloaded, or all of it; how much that was. Also in the middle of a step
@@ -164,6 +163,9 @@ class Preloading:
         runtime, before = self._runtime, self._runtime.offloader.budget() or 0
         try:
             runtime.offloader.preload(budget)
+        except (BudgetError, StateError) as error:
+            # Others are in the middle of a step on the same device: there is a next time.
+            log.debug("%s keeps what it has on the device: %s", self._name, error)
         except DeviceError as error:
             if budget < before:
                 raise

@@ -11,7 +11,7 @@ use super::desc::{Compute, Levels, RigDesc, device, minimum, plan};
 use super::rig::{Failure, Rig};
 use crate::engine::{EngineError, EngineOptions};
 use crate::model::UnitId;
-use crate::plan::Plan;
+use crate::plan::{Plan, PlanRequest};
 use crate::units::Units;
 
 /// A run in which each call may fail once: what failed is done again, and must succeed then.
@@ -137,6 +137,75 @@ fn run_budgets(desc: &RigDesc, plans: &[Plan; 2], limits: [u64; 2], fault: Optio
     let calls = rig.drop_engine_then_streams();
     assert!(host.counters().nothing_alive(), "{:?}", host.counters());
     (run.faults, calls)
+}
+
+/// A step in whose middle the budget shrinks, and what a failure there leaves.
+fn run_shrink(desc: &RigDesc, plans: &[Plan; 2], limits: [u64; 2], fault: Option<(Verb, u64)>) -> Outcome {
+    let host = Arc::new(device(desc));
+    let device = Arc::new(Faulty::new(Arc::clone(&host)));
+    let mut rig = Rig::on(desc, plans[1].clone(), limits[1], &host, &device).unwrap();
+    rig.whole_step().unwrap();
+    rig.begin().unwrap();
+    for unit in [0, 1] {
+        rig.enter(UnitId(unit)).unwrap();
+        rig.compute(UnitId(unit)).unwrap();
+        if unit == 0 {
+            rig.leave(UnitId(unit)).unwrap();
+        }
+    }
+    device.reset();
+    if let Some((verb, index)) = fault {
+        device.fail(verb, index);
+    }
+    let shrunk = rig.engine.shrink(plans[0].clone(), Bytes(limits[0]));
+    let calls = Verb::ALL.iter().map(|&verb| (verb, device.calls(verb))).collect();
+    device.reset();
+    let faults = usize::from(shrunk.is_err());
+    if let Err(error) = &shrunk {
+        assert!(is_injected(error), "{error}");
+    }
+    let spoilt = rig.engine.report().recovery_pending;
+    assert!(!spoilt || shrunk.is_err());
+    if !spoilt {
+        rig.compute(UnitId(1)).unwrap();
+    }
+    rig.leave(UnitId(1)).unwrap();
+    let ended = rig.end();
+    assert_eq!(ended.is_err(), spoilt, "a step whose memory was taken must not end well: {ended:?}");
+    rig.finish().unwrap();
+    for _ in 0..2 {
+        rig.whole_step().unwrap();
+    }
+    let now = usize::from(rig.engine.coming_limit().0 != limits[0]);
+    assert_eq!((&*rig.engine.plan(), rig.pool.report().limit.0), (&plans[now], limits[now]));
+    rig.engine.close(StreamHandle::DEFAULT).unwrap();
+    rig.drop_engine_then_streams();
+    assert!(host.counters().nothing_alive(), "{:?}", host.counters());
+    (faults, calls)
+}
+
+#[test]
+fn any_call_may_fail_while_the_budget_shrinks_in_a_step() {
+    for levels in [Levels::Locked, Levels::Mixed] {
+        let mut desc = RigDesc::tower(4, 1);
+        (desc.order, desc.compute, desc.levels) = (CopyOrder::Lazy, Compute::Streams(1), levels);
+        let layout = desc.layout();
+        let units = Units::whole_blocks(&layout);
+        let limits = [minimum(&layout, &units), minimum(&layout, &units) + (2 << 16)];
+        let large = plan(&layout, &units, limits[1], None);
+        let within = Some(large.backing.clone());
+        let request = PlanRequest { budget: Some(Bytes(limits[0])), within, ..PlanRequest::default() };
+        let plans = [Plan::new(&layout, &units, &request).unwrap(), large];
+        let (none, clean) = run_shrink(&desc, &plans, limits, None);
+        assert_eq!(none, 0);
+        let mut faults = 0;
+        for (verb, calls) in clean {
+            for index in 0..calls {
+                faults += run_shrink(&desc, &plans, limits, Some((verb, index))).0;
+            }
+        }
+        assert!(faults > 10, "only {faults} calls failed");
+    }
 }
 
 #[test]
