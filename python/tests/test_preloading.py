@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+from pathlib import Path
 from typing import Any
 
+import lora_models
 import pytest
 import torch
+from attach_models import run
 from pipeline_models import Model, check, device, pipeline, set_up
 from torch import nn
 
@@ -361,3 +364,27 @@ def test_workloads_are_told_apart_by_what_a_method_is_given() -> None:
     assert name("forward", (one, 0.5), {}) == name("forward", (one, 0.7), {})
     assert name("forward", (one,), {}) != name("decode", (one,), {}) != name("decode", (other,), {})
     assert isinstance(Model(8, 1), nn.Module)
+
+
+def test_adapters_keep_their_part_of_the_device(tmp_path: Path) -> None:
+    made, x = lora_models.model(blocks=6), lora_models.inputs()
+    given = lora_models.adapter("lora")
+    path = given.write(tmp_path / "a.safetensors")
+    plain, adapted = run(made, x), run(lora_models.merged(made, (given, 1.0)), x)
+    settings: dict[str, Any] = {"convertWeightsFloatTo": None, "budgets": 0.08, "loras": "transformer"}
+    with set_up({"transformer": made}, autoPreload=True, device=device("4MiB"), **settings) as managed:
+        for _ in range(3):
+            assert torch.equal(run(made, x), plain)
+        assert preloaded(managed) > 0
+        for _ in range(2):
+            offload.load_loras_into_model(made, path)
+            for _ in range(3):
+                lora_models.assert_close(run(made, x), adapted, plain)
+            assert preloaded(managed) > 0
+            uploaded = engine(managed)["stats"]["uploaded_bytes"]
+            for _ in range(3):
+                run(made, x)
+            assert engine(managed)["stats"]["uploaded_bytes"] == uploaded, "nothing moves any more"
+            offload.unload_loras_from_model(made)
+            for _ in range(3):
+                assert torch.equal(run(made, x), plain)

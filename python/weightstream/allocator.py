@@ -18,7 +18,7 @@ __all__ = ["install", "serve_pressure", "stats"]
 def serve_pressure(on: bool = True) -> None:
     """Whether the forwards of models with `autoPreload` allocate from a memory pool of PyTorch's whose allocation function is ours:
     where the device has no memory left, preloaded weights give theirs back, in the middle of the step, and the allocation
-    succeeds. Off at first: what a pool keeps is not used outside it. NotAvailableError before PyTorch 2.7."""
+    succeeds. Off at first: what a pool keeps is not used outside it. NotAvailableError of a PyTorch without such pools."""
     if on and not (hasattr(torch.cuda, "MemPool") and hasattr(torch.cuda, "use_mem_pool")):
         raise NotAvailableError(
             f"allocator.serve_pressure needs memory pools with allocation functions, which PyTorch {torch.__version__} has not"

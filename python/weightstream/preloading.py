@@ -51,9 +51,16 @@ class Preloading:
     """The preloading of one model that streams."""
 
     def __init__(
-        self, name: str, runtime: Runtime, steps: ModelSteps, most: int, measured: MutableMapping[str, Any] | None
+        self,
+        name: str,
+        runtime: Runtime,
+        steps: ModelSteps,
+        most: int,
+        measured: MutableMapping[str, Any] | None,
+        reserved: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`most` is the most the weights ever take; `measured` is the caller's dictionary, or None for the process."""
+        """`most` is the most the weights ever take, of which `reserved` says what is kept for adapters; `measured` is the caller's
+        dictionary, or None for the process."""
         self._name = name
         self._runtime = runtime
         self._steps = steps
@@ -61,6 +68,8 @@ class Preloading:
         self._device = _Cuda(runtime.target) if not runtime.target.emulated else _Emulator(runtime.target)
         margin = min(_MARGIN, runtime.target.native.total_memory // _LEAST_MARGIN)
         self._policy = Preload(most, margin)
+        self._most = most
+        self._reserved = reserved
         self._workload: str | None = None
         self._measures = False
         self._expected: tuple[int, int] | None = None
@@ -157,7 +166,9 @@ class Preloading:
         free, cached = self._device.room()
         budget = offloader.budget() or 0
         held = budget if offloader.is_here() else 0
-        return self._policy.begin(workload, free, cached, held, budget - offloader.preloaded())
+        least = budget - offloader.preloaded()
+        allowed, measures, trims = self._policy.begin(workload, free, cached, held, least)
+        return min(allowed, max(self._most - self._reserved(), least)), measures, trims
 
     def _change(self, workload: str, budget: int) -> None:
         runtime, before = self._runtime, self._runtime.offloader.budget() or 0

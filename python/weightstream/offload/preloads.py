@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Optional
 
 from ..preloading import Preloading
@@ -50,7 +51,9 @@ def set_preloading(
             continue
         # Another pipeline may have another model of this id.
         identity = f"{name}/{type(component.model).__name__}/{sizes[name]}"
-        runtime.preloading = Preloading(identity, runtime, attachment._steps, most, measured)
+        runtime.preloading = Preloading(
+            identity, runtime, attachment._steps, most, measured, partial(getattr, attachment, "_reserved")
+        )
         attachment.after_detach.append(runtime.stop_preloading)
         attachment._steps.adapt()
         log.debug("%s: up to %.1f MB of its weights are preloaded", name, most / (1 << 20))
