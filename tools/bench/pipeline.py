@@ -14,7 +14,7 @@ import threading
 import time
 
 import measure
-import pipeline_models
+import pipeline_parts
 import place
 import single
 import torch
@@ -43,11 +43,11 @@ def parse():
     return parser.parse_args()
 
 
-def run(options, sizes=pipeline_models.FULL):
+def run(options, sizes=pipeline_parts.FULL):
     """Everything, in one process."""
     single.say("building the models")
-    pipe = pipeline_models.build(sizes)
-    twin = pipeline_models.resident(pipe)
+    pipe = pipeline_parts.build(sizes)
+    twin = pipeline_parts.resident(pipe)
     link = measure.link_rate()
     total = {name: weights(model) for name, model in pipe.components.items()}
     single.say(
