@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from weightstream.offload.building import empty_weights
 
 FILES = (
-    "awq", "bnb", "compressed-tensors-int", "fp8", "fp8-plain", "gptq", "gptq-3bit", "gptq-v2", "int8", "mxfp8", "nunchaku",
-    "nvfp4", "nvfp4-compressed-tensors", "nvfp4-modelopt", "quanto", "torchao", "w4a8", "rotation",
+    "awq", "bnb", "compressed-tensors-int", "experts", "fp8", "fp8-plain", "gptq", "gptq-3bit", "gptq-v2", "int8", "mxfp8",
+    "nunchaku", "nvfp4", "nvfp4-compressed-tensors", "nvfp4-modelopt", "quanto", "torchao", "w4a8", "rotation",
 )  # fmt: skip
 ALL = ("embed.weight", "blocks.0.weight", "blocks.2.weight", "conv.weight", "table")
 

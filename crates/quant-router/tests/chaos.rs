@@ -52,6 +52,11 @@ const ENDINGS: &[&str] = &[
     ".scales",
     ".g_idx",
     ".weight_packed",
+    ".weight_packed",
+    ".weight_shape",
+    ".weight_shape",
+    ".weight_zero_point",
+    ".weight_g_idx",
     ".wscales",
     ".wzeros",
     ".smooth_factor",
@@ -107,7 +112,7 @@ fn tensor() -> impl Strategy<Value = Tensor> {
 
 /// A layer that fits together, with numbers of rows and columns that may be anything.
 fn layer() -> impl Strategy<Value = Vec<Tensor>> {
-    let kind = 0_usize..10;
+    let kind = 0_usize..13;
     (select(&["c", "d"][..]), kind, select(LENGTHS), select(LENGTHS), select(LENGTHS)).prop_map(
         |(name, kind, rows, columns, blocks)| {
             let of = |ending: &str, dtype: &'static str, size: u64, shape: &[u64]| {
@@ -164,6 +169,21 @@ fn layer() -> impl Strategy<Value = Vec<Tensor>> {
                     of("proj_down", "BF16", 2, &[columns, blocks]),
                     of("proj_up", "BF16", 2, &[rows, blocks]),
                 ],
+                9 => vec![
+                    of("weight_packed", "I32", 4, &[rows, columns.div_ceil(8)]),
+                    of("weight_scale", "BF16", 2, &[rows, blocks]),
+                    of("weight_shape", "I64", 8, &[rows, columns]),
+                    of("weight_zero_point", "I32", 4, &[rows.div_ceil(8), blocks]),
+                ],
+                10 => vec![
+                    of("qweight", "I32", 4, &[columns / 32 * 3, rows]),
+                    of("qzeros", "I32", 4, &[blocks, rows / 32 * 3]),
+                    of("scales", "F16", 2, &[blocks, rows]),
+                ],
+                11 => vec![
+                    of("weight", "F8_E4M3", 1, &[blocks, rows, columns]),
+                    of("weight_scale_inv", "F32", 4, &[blocks, rows.div_ceil(128), columns.div_ceil(128)]),
+                ],
                 _ => vec![of("weight", "I8", 1, &[rows, columns]), of("SCB", "F32", 4, &[rows])],
             }
         },
@@ -189,6 +209,16 @@ fn file(tensors: &[Tensor], map: Option<&str>) -> Vec<u8> {
             }
             None => shape,
         };
+        if name.ends_with(".weight_shape") {
+            // Numbers that may be a shape.
+            let numbers = [shape.first(), shape.last()].map(|length| length.copied().unwrap_or(1));
+            data.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            header.insert(
+                name.clone(),
+                json!({"dtype": "I64", "shape": [2], "data_offsets": [start, data.len()]}),
+            );
+            continue;
+        }
         let bytes = shape.iter().product::<u64>() * size;
         data.extend((0..bytes).map(|index| (index * 37 + 11) as u8));
         header.insert(

@@ -22,9 +22,12 @@ pub(super) fn kernel(codes: Codes) -> Option<(Family, &'static str)> {
     Some((Family::Scaled, name))
 }
 
-/// The matrix that scales are laid over: the first dimension, and all others.
-fn matrix(weight: &QuantWeight) -> Result<[u64; 2]> {
+/// The matrix that scales are laid over: the first dimension, and all others; for blocks all but the last.
+fn matrix(weight: &QuantWeight, scales: Scales) -> Result<[u64; 2]> {
     let elements = weight.elements()?;
+    if let (Scales::Blocks { .. }, [_, _, .., columns]) = (scales, &weight.shape[..]) {
+        return Ok([elements.checked_div(*columns).unwrap_or(0), *columns]);
+    }
     let rows = match &weight.shape[..] {
         [rows, _, ..] => *rows,
         _ => 1,
@@ -47,7 +50,7 @@ fn global(job: &Job<'_>, scaled: Scaled) -> Result<(u64, Numbers, Numbers)> {
 
 pub(super) fn plan(job: &Job<'_>, to: Kernel, scaled: Scaled) -> Result<Vec<Launch>> {
     let weight = job.weight;
-    let [rows, columns] = matrix(weight)?;
+    let [rows, columns] = matrix(weight, scaled.scales)?;
     let per_byte = scaled.codes.per_byte();
     if columns % per_byte != 0 {
         return Err(job.unsupported("its rows are no whole bytes"));

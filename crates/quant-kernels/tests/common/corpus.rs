@@ -21,7 +21,7 @@ const GGML: &[(&str, &[u8])] = files!("ggml", ".blocks":
     "Q4_0" "Q4_1" "Q5_0" "Q5_1" "Q8_0" "Q8_1" "Q1_0" "Q2_0" "Q2_K" "Q3_K" "Q4_K" "Q5_K" "Q6_K" "Q8_K"
     "IQ4_NL" "IQ4_XS" "MXFP4" "NVFP4" "TQ1_0" "TQ2_0" "IQ1_S" "IQ1_M" "IQ2_XXS" "IQ2_XS" "IQ2_S" "IQ3_XXS" "IQ3_S");
 const FORMATS: &[(&str, &[u8])] = files!("formats", ".safetensors":
-    "fp8" "fp8-plain" "int8" "nvfp4" "mxfp8" "bnb" "quanto" "torchao" "w4a8" "nunchaku" "rotation");
+    "fp8" "fp8-plain" "int8" "nvfp4" "mxfp8" "bnb" "quanto" "torchao" "w4a8" "nunchaku" "rotation" "experts");
 
 /// The type of this name.
 pub(crate) fn kind(name: &str) -> GgmlType {

@@ -153,9 +153,13 @@ impl fmt::Display for Scaled {
     }
 }
 
-/// The matrix that scales are laid over: the first dimension, and all others.
-pub(crate) fn matrix(weight: &QuantWeight) -> Result<[u64; 2]> {
-    weight.elements()?;
+/// The matrix that scales are laid over: the first dimension, and all others; for blocks all but the last, so that matrices lie
+/// below each other.
+pub(crate) fn matrix(weight: &QuantWeight, scales: Scales) -> Result<[u64; 2]> {
+    let elements = weight.elements()?;
+    if let (Scales::Blocks { .. }, [_, _, .., columns]) = (scales, &weight.shape[..]) {
+        return Ok([elements.checked_div(*columns).unwrap_or(0), *columns]);
+    }
     let (rows, others) = match weight.shape.split_first() {
         Some((&rows, others)) if !others.is_empty() => (rows, others),
         _ => (1, &weight.shape[..]),
@@ -183,7 +187,7 @@ pub(crate) fn decoder<'a>(
     parts: &'a dyn Parts,
 ) -> Result<Box<dyn Decode + 'a>> {
     let elements = weight.elements()?;
-    let [rows, columns] = matrix(weight)?;
+    let [rows, columns] = matrix(weight, scaled.scales)?;
     let per_byte = scaled.codes.per_byte();
     if columns % per_byte != 0 {
         return Err(weight.bad_shape("its rows are no whole bytes"));

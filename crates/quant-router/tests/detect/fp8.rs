@@ -148,3 +148,30 @@ fn a_marker_names_the_block() {
     layer(r#"{"format":"float8_e4m3fn_blockwise","group_size":32}"#, "F8_E4M3", &[2, 3]).refused("a.weight");
     layer(r#"{"format":"float8_e4m3fn_blockwise","group_size":0}"#, "F8_E4M3", &[2, 3]).refused("a.weight");
 }
+
+#[test]
+fn matrices_below_each_other_have_blocks_of_their_own() {
+    let file = |shape: &[u64], scale: &[u64]| {
+        File::default().tensor("a.weight", "F8_E4M3", shape).tensor("a.weight_scale", "F32", scale)
+    };
+    for (shape, scale, words) in [
+        ([2, 256, 130], [2, 2, 2], "for 128 × 128"),
+        ([3, 5, 8], [3, 5, 1], "for 1 × 8"),
+        ([3, 8, 12], [3, 2, 3], "for 4 × 4"),
+        ([3, 5, 8], [3, 1, 1], "a row"),
+    ] {
+        let detection = file(&shape, &scale).detect().unwrap();
+        let found = format(&detection, "a.weight");
+        assert!(found.ends_with(words), "{found}");
+        assert_eq!(detection.weights["a.weight"].weight.shape, shape);
+    }
+    // Blocks that would reach into the next matrix, scales of another number of matrices, and scales of nothing.
+    for (shape, scale) in [
+        ([2, 130, 130], [2, 2, 2]),
+        ([3, 8, 12], [2, 2, 3]),
+        ([3, 8, 12], [3, 3, 3]),
+        ([3, 8, 12], [3, 0, 3]),
+    ] {
+        file(&shape, &scale).refused("a.weight");
+    }
+}

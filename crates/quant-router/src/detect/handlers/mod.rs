@@ -89,33 +89,45 @@ fn laid_out(weight: &str, shape: &[u64], scale: &TensorInfo, group: Option<u64>)
         return Ok(Scales::Tensor);
     }
     let used = scale.shape.iter().rposition(|&length| length != 1).map_or(0, |last| last + 1);
-    match (shape, &scale.shape[..used]) {
-        ([rows, _, ..], [count]) if rows == count => Ok(Scales::Row),
-        (&[rows, columns], &[_] | &[_, _]) => {
-            let [below, beside] = [scale.shape[0], scale.shape.get(1).copied().unwrap_or(1)];
-            let fits = |height: u64, width: u64| {
-                height > 0 && width > 0 && rows.div_ceil(height) == below && columns.div_ceil(width) == beside
-            };
-            let blocks = |rows, columns| Ok(Scales::Blocks { rows, columns, order: Order::Rows });
-            if let Some(group) = group {
-                return match () {
-                    () if fits(1, group) => blocks(1, group),
-                    () if fits(group, group) => blocks(group, group),
-                    () => Err(refuse("one for each group or each square block that the file names")),
-                };
-            }
-            if scale.shape.len() == 2 && fits(BLOCK, BLOCK) {
-                return blocks(BLOCK, BLOCK);
-            }
-            let whole = |all: u64, count: u64| {
-                (count > 0 && all > 0 && all.is_multiple_of(count)).then(|| all / count)
-            };
-            match (whole(rows, below), whole(columns, beside)) {
-                (Some(height), Some(width)) if scale.shape.len() == 2 => blocks(height, width),
-                _ => Err(refuse("one number, one a row, or one a block")),
-            }
+    let [experts, rows, columns] = match (shape, &scale.shape[..used]) {
+        ([rows, _, ..], [count]) if rows == count => return Ok(Scales::Row),
+        (&[rows, columns], &[_] | &[_, _]) => [1, rows, columns],
+        // Matrices below each other, each with scales of its own.
+        (&[experts, rows, columns], &[count, _] | &[count, _, _]) if count == experts => {
+            [experts, rows, columns]
         }
-        _ => Err(refuse("one number, one a row, or one a block of a matrix")),
+        _ => return Err(refuse("one number, one a row, or one a block of a matrix")),
+    };
+    let full = scale.shape.len() == shape.len();
+    let own = if shape.len() == 3 { &scale.shape[1..] } else { &scale.shape[..] };
+    let [below, beside] = [own[0], own.get(1).copied().unwrap_or(1)];
+    let fits = |height: u64, width: u64| {
+        let apart = experts == 1 || height > 0 && rows.is_multiple_of(height);
+        apart
+            && height > 0
+            && width > 0
+            && rows.div_ceil(height) == below
+            && columns.div_ceil(width) == beside
+    };
+    let blocks = |rows, columns| Ok(Scales::Blocks { rows, columns, order: Order::Rows });
+    if let Some(group) = group {
+        return match () {
+            () if fits(1, group) => blocks(1, group),
+            () if fits(group, group) => blocks(group, group),
+            () => Err(refuse("one for each group or each square block that the file names")),
+        };
+    }
+    if full && fits(BLOCK, BLOCK) {
+        return blocks(BLOCK, BLOCK);
+    }
+    if rows.div_ceil(BLOCK) == below && columns.div_ceil(BLOCK) == beside && experts > 1 && below > 1 {
+        return Err(refuse("blocks that end where each matrix does"));
+    }
+    let whole =
+        |all: u64, count: u64| (count > 0 && all > 0 && all.is_multiple_of(count)).then(|| all / count);
+    match (whole(rows, below), whole(columns, beside)) {
+        (Some(height), Some(width)) if full => blocks(height, width),
+        _ => Err(refuse("one number, one a row, or one a block")),
     }
 }
 

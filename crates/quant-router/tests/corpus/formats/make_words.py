@@ -166,6 +166,26 @@ def pack_quantized():
     save("compressed-tensors-int", tensors, expected)
 
 
+def experts():
+    """FP8 and INT8 weights of three dimensions: a scale a matrix, a row or a block of each, by the formula."""
+    tensors, expected = {}, {}
+    for kind, dtype in (("e4m3", E4), ("int8", torch.int8)):
+        for name, shape, scales in (
+            ("matrix", (3, 5, 8), (3, 1, 1)), ("row", (3, 5, 8), (3, 5, 1)), ("block", (2, 128, 130), (2, 1, 2)),
+            ("group", (4, 6, 64), (4, 6, 2)), ("square", (3, 8, 12), (3, 2, 3)),
+        ):
+            data = bytes_of(*shape).view(dtype)
+            scale = normal(*scales)
+            high, wide = (-(-shape[axis] // scales[axis]) for axis in (1, 2))
+            if name == "block":
+                high = wide = 128
+            layer = f"{kind}.{name}"
+            tensors |= {f"{layer}.weight": data, f"{layer}.weight_scale": scale}
+            factor = scale.repeat_interleave(high, 1).repeat_interleave(wide, 2)[:, : shape[1], : shape[2]]
+            expected[f"{layer}.weight"] = data.float() * factor
+    save("experts", tensors, expected)
+
+
 if __name__ == "__main__":
-    for make in (seeded(nvfp4_in_rows, 1), seeded(packed_int, 2), seeded(three_bits, 3), seeded(pack_quantized, 4)):
+    for make in (seeded(nvfp4_in_rows, 1), seeded(packed_int, 2), seeded(three_bits, 3), seeded(pack_quantized, 4), seeded(experts, 5)):
         make()
