@@ -25,6 +25,13 @@ _CONVOLUTIONS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.Conv2d, "conv2d"),
     (nn.Conv3d, "conv3d"),
 )
+_PRODUCTS: dict[str, tuple[object, ...]] = {
+    "linear": (nn.Linear.forward,),
+    "conv1d": (nn.Conv1d.forward,),
+    "conv2d": (nn.Conv2d.forward,),
+    "conv3d": (nn.Conv3d.forward,),
+}
+"""The forwards that multiply by the weight and do nothing else."""
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The types that PyTorch multiplies in."""
 
@@ -62,7 +69,15 @@ class AdaptedLayer:
     @property
     def is_swapped(self) -> bool:
         """Whether adapters are added to its weight for the time of a forward, and not beside it."""
-        return self.leaf is not None or self.kind in ("norm", "parameter", "other")
+        return self.leaf is not None or self.kind in ("norm", "parameter", "other") or self._computes_otherwise()
+
+    def _computes_otherwise(self) -> bool:
+        """Whether it makes something else of its weight and inputs than their product, as causal convolutions do, which pad.
+        Packed weights are told by their package's layers, whose forward is that product."""
+        if self.kind not in _PRODUCTS or self.is_transposed or type(self.module).forward in _PRODUCTS[self.kind]:
+            return False
+        weight = self.module._parameters.get(self.parameter)
+        return weight is not None and is_plain(weight) and weight.dtype in _COMPUTED
 
     def refusal(self, kind: str) -> Optional[str]:
         """Why an adapter of a kind cannot be computed on it; None if it can."""

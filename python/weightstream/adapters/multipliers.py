@@ -10,6 +10,8 @@ from ..errors import WeightsError
 
 __all__ = ["Multiplier", "at_step", "read_multipliers", "read_step"]
 
+_LARGEST = 3.4028234663852886e38
+"""Of float32, in which they are kept."""
 Multiplier = tuple[float, ...]
 """One value a step; the last one stays."""
 
@@ -48,8 +50,8 @@ def _read(number: int, given: Any) -> Multiplier:
             f"multiplier {number} is {given!r}; give a number, or a list of numbers with one for each step"
         )
     read = tuple(float(value) for value in values)
-    if not all(map(math.isfinite, read)):
-        raise WeightsError(f"multiplier {number} is {given!r}, which is not finite")
+    if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in read):
+        raise WeightsError(f"multiplier {number} is {given!r}, which is no finite number in float32")
     return read
 
 

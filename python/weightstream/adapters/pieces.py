@@ -70,7 +70,7 @@ class Piece:
             pairs = [(parts[f"hada_w{n}_a"], parts[f"hada_w{n}_b"]) for n in (1, 2)]
             return HadamardTerm(pattern, pairs[0], pairs[1], self.rows, self.cut)
         if self.kind in ("oft", "boft"):
-            return RotationTerm(pattern, parts["stages"], parts.get("rescale"), self.kind == "boft")
+            return RotationTerm(pattern, parts["stages"], parts.get("rescale"), self.kind == "boft", self.rows)
         return FullTerm(pattern, parts["diff"], self.rows, self.cut)
 
 
@@ -145,7 +145,7 @@ def _read_hadamard(piece: Piece, parts: dict[str, Tensor], layer: AdaptedLayer, 
 
 def _core(core: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
     """A product with a core between its factors: the filter of a convolution."""
-    return torch.einsum("ij...,ip,jr->pr...", core.float(), upper.float(), lower.float())
+    return torch.einsum("ij...,ip,jr->pr...", core.float(), upper.float(), lower.float()).contiguous()
 
 
 def _stages(parts: dict[str, Tensor], piece: Piece) -> Tensor:

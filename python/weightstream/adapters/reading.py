@@ -77,8 +77,7 @@ def read_adapter(
     absent = {key for _, keys in plan.absent() for key in keys}
     skipped = [(key, reason) for key, reason in plan.skipped() if key not in absent]
     left = [*(summary for summary, _ in plan.absent()), *_reasons(skipped)]
-    notes = [*plan.notes(), *(f"left out: {reason}" for reason in left)]
-    return LoadedAdapter(read.name, pieces, notes)
+    return LoadedAdapter(read.name, pieces, [f"left out: {reason}" for reason in left], list(plan.notes()))
 
 
 def _described(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[str, str, list[int]]], dict[str, float]]:

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from torch import nn
 
+from ..errors import StateError
 from .adapted import Adapters
 from .layers import AdaptedLayer
 from .multipliers import Multiplier, at_step
@@ -38,6 +39,9 @@ class LoadedAdapter:
     pieces: dict[str, list[Piece]]
     """By the names of layers."""
     notes: list[str] = field(default_factory=list)
+    """What of the file is not for the model."""
+    warnings: list[str] = field(default_factory=list)
+    """What the file says and is not followed."""
 
 
 class AdapterSet:
@@ -54,6 +58,8 @@ class AdapterSet:
     def activate(self, numbers: Sequence[int], multipliers: Sequence[Multiplier]) -> None:
         """Makes these the active ones, in all models that use the set. Their steps begin anew."""
         users = list(self.users)
+        for user in users:
+            user.check_layers()
         built = [user.built(numbers, multipliers) for user in users]
         former = (self.active, self.multipliers, [(user._built, user.step) for user in users])
         try:
@@ -100,6 +106,21 @@ class ModelAdapters:
     def update_layers(self, layers: Mapping[str, AdaptedLayer]) -> None:
         """Takes the model's layers as they are now."""
         self.layers = dict(layers)
+
+    def check_layers(self) -> None:
+        """StateError if a layer with adapters is not the model's any more: they would be computed nowhere."""
+        model = self.model()
+        if model is None or self._placement is None:
+            return
+        there = {id(module) for module in model.modules()}
+        for adapter in self.set.loaded:
+            for name in adapter.pieces:
+                layer = self.layers[name]
+                if id(layer.module) not in there:
+                    raise StateError(
+                        f"{name} is another layer than the one that LoRAs were loaded for; load them anew with "
+                        f"load_loras_into_model"
+                    )
 
     def replace(self, chosen: AdapterSet, step: int = 0) -> None:
         """Puts other adapters in the place of those there are. An error or interrupt leaves the former ones."""

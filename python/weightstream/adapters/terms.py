@@ -121,7 +121,7 @@ class KroneckerTerm(Term):
         for factor in reversed(ones):
             made = factor @ made
         made = made @ twos.pop().t()
-        return made.reshape(inputs.shape[0], -1)
+        return made.flatten(1)
 
 
 class HadamardTerm(Term):
@@ -153,9 +153,11 @@ class RotationTerm(Term):
 
     changes_outputs = True
 
-    def __init__(self, pattern: Pattern, stages: Tensor, rescale: Optional[Tensor], is_butterfly: bool) -> None:
+    def __init__(
+        self, pattern: Pattern, stages: Tensor, rescale: Optional[Tensor], is_butterfly: bool, rows: Rows = None
+    ) -> None:
         """`stages` are matrices that multiply blocks of outputs, less the identity: stage, block, row, column."""
-        super().__init__(pattern)
+        super().__init__(pattern, rows)
         self.keep("stages", stages)
         self._butterfly = is_butterfly
         self.rescale: Optional[Tensor]
@@ -166,18 +168,25 @@ class RotationTerm(Term):
 
     def rotated(self, columns: Tensor) -> Tensor:
         """What becomes of outputs, a vector of them in each row."""
+        if self.rows is None:
+            return self._turned(columns)
+        made = columns.clone()
+        made[:, self.rows[0] : self.rows[1]] = self._turned(columns[:, self.rows[0] : self.rows[1]])
+        return made
+
+    def _turned(self, columns: Tensor) -> Tensor:
         strength = self.strength.to(columns.dtype)
-        made = columns
+        made, count, width = columns, *columns.shape
         for number, stage in enumerate(self.stages.to(columns.dtype)):
             blocks, size = stage.shape[0], stage.shape[1]
             apart = 2**number * (size // 2)
             if self._butterfly:
-                made = made.reshape(len(made), -1, 2, apart).transpose(2, 3)
-            parts = made.reshape(len(made), blocks, size)
+                made = made.reshape(count, width // (2 * apart), 2, apart).transpose(2, 3)
+            parts = made.reshape(count, blocks, size)
             made = parts + torch.einsum("bij,nbj->nbi", stage, parts) * strength
             if self._butterfly:
-                made = made.reshape(len(made), -1, apart, 2).transpose(2, 3)
-            made = made.reshape(len(made), -1)
+                made = made.reshape(count, width // (2 * apart), apart, 2).transpose(2, 3)
+            made = made.reshape(count, width)
         return made if self.rescale is None else made * (1 + self.rescale.to(made.dtype) * strength)
 
     def delta(self, numbers: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ Every function takes a model, or a part of one that was declared by itself, and 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Optional, TypeVar, Union
 
 from torch import nn
 
@@ -30,6 +32,21 @@ __all__ = [
 ]
 
 log = logging.getLogger("weightstream.offload")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_one_at_a_time = threading.RLock()
+"""Two changes of one model's adapters at once would leave forwards of both."""
+
+
+def _alone(function: _Function) -> _Function:
+    """A function that waits while another changes adapters."""
+
+    @functools.wraps(function)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with _one_at_a_time:
+            return function(*args, **kwargs)
+
+    return alone  # type: ignore[return-value]
 
 
 def load_loras_into_model(
@@ -63,8 +80,9 @@ def load_loras_into_model(
     """
     _check_model("load_loras_into_model", model)
     _check_reserve(pinnedLora, maxReservedLoras)
+    _check_flags(activate_all_loras, check_only, ignore_model_variations)
     parts = declared_within(model)
-    paths = [lora_path] if isinstance(lora_path, (str, os.PathLike)) else list(lora_path)
+    paths = _listed(lora_path)
     multipliers = read_multipliers(lora_multi, len(paths))
     layers = list(layers_of(model, parts))
     described = ModelLayers(layers)
@@ -96,6 +114,8 @@ def load_loras_into_model(
             accepted.append(number)
         progress.phase("LoRAs Loaded", len(paths), max(len(paths), 1))
         for adapter in loaded:
+            for note in adapter.warnings:
+                log.warning("LoRA %s: %s", adapter.path, note)
             for note in adapter.notes:
                 log.info("LoRA %s: %s", adapter.path, note)
         fitting = [paths[number] for number in accepted]
@@ -105,18 +125,23 @@ def load_loras_into_model(
             if activate_all_loras:
                 chosen.active = list(range(len(loaded)))
                 chosen.multipliers = [multipliers[number] for number in accepted]
-            _put(model, parts, described, chosen)
+            with _one_at_a_time:
+                _put(model, parts, described, chosen)
     finally:
         progress.close()
     model._loras_errors = errors
     return fitting
 
 
+@_alone
 def activate_loras(model: nn.Module, lora_nos: Sequence[Any], lora_multi: Any = None) -> None:
     """Makes the LoRAs of these numbers the active ones, with their multipliers; all others of the model are not. The step
     begins at 0."""
     state = _state("activate_loras", model)
-    given = [lora_nos] if isinstance(lora_nos, (str, int)) else list(lora_nos)
+    given = [lora_nos] if isinstance(lora_nos, (str, int)) else lora_nos
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise TypeError(f"lora_nos is {lora_nos!r}; give a list of numbers, such as [0, 1]")
+    given = list(given)
     count = 0 if state is None else len(state.set.loaded)
     numbers = [_number(one, count) for one in given]
     if len(set(numbers)) != len(numbers):
@@ -126,6 +151,7 @@ def activate_loras(model: nn.Module, lora_nos: Sequence[Any], lora_multi: Any = 
         state.set.activate(numbers, multipliers)
 
 
+@_alone
 def set_step_no_for_lora(model: nn.Module, step_no: int) -> None:
     """Takes the multipliers of a denoising step, from the next forward on. A list that is shorter keeps its last value."""
     step = read_step(step_no)
@@ -134,12 +160,14 @@ def set_step_no_for_lora(model: nn.Module, step_no: int) -> None:
         state.set_step(step)
 
 
+@_alone
 def unload_loras_from_model(model: nn.Module) -> None:
     """Takes all LoRAs off a model: its forwards are what they were."""
     _check_model("unload_loras_from_model", model)
     unload(model)
 
 
+@_alone
 def sync_models_loras(model: nn.Module, model2: nn.Module) -> None:
     """Makes `model2`, of the same architecture, use the LoRAs of `model`: the same tensors in host memory, the same ones active,
     the same multipliers, now and when they are activated anew. The step of each is its own."""
@@ -192,6 +220,22 @@ def _state(what: str, model: Any) -> Optional[ModelAdapters]:
 def _check_model(what: str, model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ModelError(f"{what} takes a torch.nn.Module, not a {type(model).__name__}")
+
+
+def _listed(given: Any) -> list[Any]:
+    """Paths, or what stands for files, one an adapter."""
+    if isinstance(given, (str, os.PathLike, Mapping)):
+        return [given]
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"lora_path is {given!r}; give a path, or a list of paths")
+    return list(given)
+
+
+def _check_flags(activate: Any, check: Any, variations: Any) -> None:
+    named = {"activate_all_loras": activate, "check_only": check, "ignore_model_variations": variations}
+    for name, value in named.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}; give True or False")
 
 
 def _check_reserve(pinned: Any, most: Any) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from .choosing import is_quantized
 from .parameters import Parameters
 from .qtypes import kind_of
-from .quantizing import quantize
+from .quantizing import quantize, refuse_adapted
 
 __all__ = ["check_quantizing", "models_to_quantize", "quantize_models"]
 
@@ -21,10 +22,13 @@ def models_to_quantize(parameters: Parameters, ids: Collection[str]) -> list[str
     return [name for name in ids if name in extra or (name == "transformer" and parameters.quantizeTransformer)]
 
 
-def check_quantizing(names: Collection[str], parameters: Parameters) -> None:
-    """NotAvailableError if there is something to quantize, to a type that there is not."""
+def check_quantizing(names: Collection[str], parameters: Parameters, models: Mapping[str, nn.Module]) -> None:
+    """NotAvailableError if there is something to quantize, to a type that there is not; StateError if it has LoRAs."""
     if names:
         kind_of(parameters.quantizationType)
+    for name in names:
+        if not is_quantized(models[name]):
+            refuse_adapted(models[name], name)
 
 
 def quantize_models(

@@ -116,7 +116,7 @@ def _set_up(
     components = [describe(name, model) for name, model in models.items()]
     _check(components)
     quantized = models_to_quantize(parameters, models)
-    check_quantizing(quantized, parameters)
+    check_quantizing(quantized, parameters, models)
     callback = parameters.loading_callback
     steps = _Steps(callback, 4 * len(components) + len(quantized))
     done = OffloadObject(parameters)

@@ -18,6 +18,7 @@ from .. import _native
 from ..checks import MARK
 from ..errors import StateError
 from ..filetypes import dtype_of_name, name_of_dtype
+from ..overrides import is_adapted
 from ..quant.description import local
 from ..quant.finding import Packed
 from ..quant.module import QuantModule
@@ -71,6 +72,7 @@ def plan_quantization(
     """Which layers are quantized, by structure alone: weights may be on the meta device. None if it is quantized already."""
     if any(MARK in module.__dict__ for module in model.modules()):
         raise StateError(f"this {type(model).__name__} is attached; detach it before quantizing it")
+    refuse_adapted(model, type(model).__name__)
     kind = kind_of(quantizationType)
     unfinished = getattr(model, _UNFINISHED, None)
     if unfinished is not None:
@@ -80,6 +82,15 @@ def plan_quantization(
             )
         return unfinished.without({path for path, module in model.named_modules() if isinstance(module, QuantModule)})
     return None if is_quantized(model) else choose_layers(model, kind, quantize_exclude)
+
+
+def refuse_adapted(model: nn.Module, name: str) -> None:
+    """StateError for a model that has LoRAs: quantizing puts other layers in the place of those that they are on."""
+    if any(is_adapted(module.__dict__.get("forward")) for module in model.modules()):
+        raise StateError(
+            f"{name} has LoRAs, which are on the layers that quantizing replaces; load them after it, or call "
+            f"unload_loras_from_model first"
+        )
 
 
 def carry_out(
