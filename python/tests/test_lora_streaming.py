@@ -349,3 +349,24 @@ def test_a_model_that_is_dropped_takes_its_adapters_along(big: tuple[str, Adapte
     del made, attachment
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("left", [["0"], []], ids=["fewer", "none"])
+def test_adapters_that_are_chosen_anew_while_their_model_is_away(left: list[str], tmp_path: Path) -> None:
+    made = model()
+    x = inputs()
+    given = [adapter("lora", 1), adapter("dora", 2)]
+    paths = [one.write(tmp_path / f"{number}.safetensors") for number, one in enumerate(given)]
+    settings = {"quantizeTransformer": False, "device": device(), "convertWeightsFloatTo": None, "budgets": {"*": 0.3}}
+    with offload.all({"transformer": made}, loras="transformer", verboseLevel=0, **settings) as managed:
+        before = run(made, x)
+        offload.load_loras_into_model(made, paths, [0.5, 1.0])
+        run(made, x)
+        managed.unload_all()
+        offload.activate_loras(made, left, [0.3] * len(left))
+        expected = run(merged(made, *[(given[0], 0.3)][: len(left)]), x)
+        for _ in range(3):
+            assert_close(run(made, x), expected, torch.zeros(0))
+        managed.unload_all()
+        offload.unload_loras_from_model(made)
+        assert same_bits(run(made, x), before)

@@ -188,3 +188,20 @@ def test_a_compiled_model_stays_compiled() -> None:
             if share == 0.9:
                 warmed = len(compiles)
         assert len(compiles) == warmed, "another budget compiles nothing anew"
+
+
+def test_a_budget_that_is_changed_while_the_model_is_away() -> None:
+    model = mlp(8)
+    x, whole = inputs(), weight_bytes(model)
+    expected = run(model, x)
+    settings = {"quantizeTransformer": False, "device": device(), "convertWeightsFloatTo": None}
+    with offload.all({"one": model}, budgets=whole * 0.9 / 2**20, verboseLevel=0, **settings) as managed:
+        run(model, x)
+        run(model, x)
+        attachment = managed.models["one"].attachment
+        for share in (0.5, 2.0, 0.6):
+            managed.unload_all()
+            attachment.set_budget(int(whole * share))
+            assert managed.loaded() == []
+            for _ in range(2):
+                assert same_bits(run(model, x), expected)

@@ -172,6 +172,10 @@ class Runtime:
         if self.group is not None and self.group.running is not self:
             self.group.bring(self)
 
+    def shut_doors(self) -> None:
+        """Puts doors on the model if it is away, and takes them off if it is here."""
+        self.doors.set(self.group is not None and not self.offloader.is_here())
+
     def stop_preloading(self) -> None:
         """Its steps get their budget and nothing else from now on."""
         self.preloading = None

@@ -118,7 +118,7 @@ class ModelSteps:
             finally:
                 runtime.doors.set(False)  # a budget that was changed meanwhile may have closed them
                 self._wrap_whole()
-                runtime.doors.set(runtime.group is not None and not runtime.offloader.is_here())
+                runtime.shut_doors()
         finally:
             runtime.closing = False
 
@@ -152,11 +152,14 @@ class ModelSteps:
             return  # the next step starts over
         if streaming_units(self._runtime) != self._streams:
             self._settled = False
+            # What is wrapped goes beneath the doors of a model that is away, never around them.
+            self._runtime.doors.set(False)
             if self._cuts is not None:
                 self._wrap_segments(*self._cuts)
             else:
                 self.restore()
                 self._wrap_whole()
+            self._runtime.shut_doors()
         if self._evidence is not None and self._ways and not self.everywhere:
             self._pacing = Pacing(self._runtime.offloader, self._ways)
 

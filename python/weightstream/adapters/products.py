@@ -72,10 +72,11 @@ class _ProductAdapters(Adapters):
         return outputs if added is None else outputs.add_(self._by_channel(added))
 
     def _scales(self, module: nn.Module, base: Inner, inputs: Tensor) -> list[Tensor]:
-        """The factors of its magnitudes, computed anew if a multiplier changed."""
+        """The factors of its magnitudes, computed anew if a multiplier or the weight changed."""
         if is_recorded():
             return factors(self, self._numbers(module, base, inputs))
-        key = (self._device, tuple(p.values for p in self._patterns()), tuple(m.values() for m in self.magnitudes))
+        strengths = tuple(p.values for p in self._patterns()), tuple(m.values() for m in self.magnitudes)
+        key = (self._device, strengths, _written(module))
         if key != self._key:
             self._key = None
             numbers = self._numbers(module, base, inputs)
@@ -217,6 +218,14 @@ class ConvolutionAdapters(_ProductAdapters):
     def _like(self, outputs: Tensor) -> Tensor:
         """A tensor of the weight's shape, of which nobody reads the numbers."""
         return torch.empty(1, dtype=torch.float32, device=outputs.device).expand(self._shape)
+
+
+def _written(module: nn.Module) -> Optional[tuple[int, int]]:
+    """What changes when somebody writes the weight of a layer; those of attached models are not written."""
+    weight = module._parameters.get("weight")
+    if type(weight) is not nn.Parameter or weight.is_inference():
+        return None
+    return weight.data_ptr(), weight._version
 
 
 def _nothing(input: Tensor) -> Tensor:
