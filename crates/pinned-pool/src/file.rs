@@ -144,8 +144,11 @@ impl FileBytes {
             return Err(HostError::OutsideFile { path: self.file.path.clone(), offset, end, size });
         }
         let offset = self.offset + skip;
-        let read = self.file.file.read_exact_at(target, offset);
-        read.or_else(|error| self.failed(skip, size, &error))
+        match self.file.file.read_exact_at(target, offset) {
+            // Of a page that is being cut the end reads zeros, and nothing comes up short.
+            Ok(()) => self.file.check_unchanged(),
+            Err(error) => self.failed(skip, size, &error),
+        }
     }
 
     /// What a read of `size` bytes from `skip` on has failed with. A file may be cut between any check and the read: what came up
@@ -236,6 +239,9 @@ mod tests {
         let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
         file.as_file().set_modified(later).unwrap();
         assert!(matches!(opened.check_unchanged(), Err(HostError::FileChanged { .. })));
+        // Nothing comes up short, and the bytes need not be those that the model was made of.
+        let bytes = FileBytes::new(&opened, 3, Bytes(4)).unwrap();
+        assert!(matches!(bytes.read_at(0, &mut [0; 4]), Err(HostError::FileChanged { .. })));
         std::fs::remove_file(moved).unwrap();
     }
 }
