@@ -161,7 +161,8 @@ def test_twenty_cycles_return_everything(tmp_path: Path) -> None:
     assert before[2] == 0, "nothing keeps the file mapped"
     for _ in range(20):
         cycle()
-    assert state() == before
+    # What earlier tests left may go meanwhile.
+    assert all(now <= was for now, was in zip(state(), before))
 
 
 def overwritten(path: Path) -> None:

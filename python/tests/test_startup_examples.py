@@ -24,6 +24,7 @@ def started(script: str, *options: object, **environment: str) -> subprocess.Com
     """Runs one of the scripts on the CPU."""
     command = [sys.executable, str(EXAMPLES / script), "--device", "cpu", *map(str, options)]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    variables.pop("PYTHONSAFEPATH", None)  # of the tests; the scripts find what lies beside them
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=variables)
 
 
