@@ -69,32 +69,20 @@ pub(super) fn cache_holds(bytes: Bytes) -> bool {
 
 /// Does the reads of a chunk, in order. `direct` has an entry for each of them.
 pub(super) fn fill(chunk: &Chunk, direct: &[Option<Arc<DirectFile>>], slot: &mut [u8]) -> Result<()> {
-    let mut checked: Option<&Arc<SourceFile>> = None;
     for (read, direct) in chunk.reads.iter().zip(direct) {
         match &read.bytes {
             SourceBytes::Memory(bytes) => target(slot, read).copy_from_slice(bytes.as_slice()),
             SourceBytes::File(bytes) => {
-                let known = checked.is_some_and(|checked| Arc::ptr_eq(checked, bytes.file()));
-                from_file(bytes, read, direct.as_deref(), slot, known)
+                from_file(bytes, read, direct.as_deref(), slot)
                     .map_err(|cause| HostError::Unread { offset: read.offset, cause: Box::new(cause) })?;
-                checked = Some(bytes.file());
             }
         }
     }
     Ok(())
 }
 
-/// Reads bytes of a file that is what it was when the model was loaded, which is `known` or asked.
-fn from_file(
-    bytes: &FileBytes,
-    read: &Read,
-    direct: Option<&DirectFile>,
-    slot: &mut [u8],
-    known: bool,
-) -> Result<()> {
-    if !known {
-        bytes.file().check_unchanged()?;
-    }
+/// Reads bytes of a file that is what it was when the model was loaded, which `read_at` asks at the end.
+fn from_file(bytes: &FileBytes, read: &Read, direct: Option<&DirectFile>, slot: &mut [u8]) -> Result<()> {
     let done = match direct.filter(|direct| direct.works.load(Ordering::Relaxed)) {
         Some(direct) => around_cache(direct, bytes, read.at, slot)?,
         None => 0,
