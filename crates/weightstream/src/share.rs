@@ -1,7 +1,8 @@
 //! A device that several models share: one page pool, one transit ring, and who is on it.
 //!
 //! ```text
-//!   A runs, then B   A's work is waited for ─ A's own pages go to B, its addresses read poison ─ B's missing bytes are copied
+//!   A runs, then B   A's work is waited for ─ A's own pages go to B ─ B's missing bytes are copied, and meanwhile A's addresses
+//!                    are made to read poison and the pages that B does not need are given back
 //!   A accepted by B  A's own pages stay; only the ring changes hands
 //! ```
 //!
@@ -151,10 +152,12 @@ impl Share {
             // Resident bytes of those that leave may be in use on the stream that their successor goes on with.
             self.pool().driver().synchronize_stream(stream)?;
         }
+        // What a failure left undone holds pages that nobody has room beside.
+        Self::clear(&state.owing(id), switch.ring)?;
         let mut given = Vec::new();
         for &other in &switch.leave {
             if let Some(engine) = state.engine(other) {
-                given.extend(engine.vacate(switch.ring)?);
+                given.extend(engine.lend()?);
             }
             state.tenancy.left(other);
         }
@@ -164,21 +167,33 @@ impl Share {
             if let Some(engine) =
                 state.engine(other).filter(|engine| engine.is_pending() && !engine.is_busy())
             {
-                given.extend(engine.vacate(switch.ring)?);
+                given.extend(engine.lend()?);
                 state.tenancy.left(other);
             }
         }
-        given.extend(self.trim(state, switch.ring)?);
         if streams {
             Self::take_ring(state, id)?;
         }
+        given.extend(pages.trim(switch.ring)); // Absent models read them still, as they read what was lent: until `clear`.
         self.pool().set_limit(self.bytes(switch.most));
         pages.set_floor(u32::MAX); // Absent models have what it does not use of the ring.
+        let absent =
+            state.tenancy.away().filter(|&other| other != id).filter_map(|other| state.engine(other));
+        let owing: Vec<Arc<Engine>> = absent.filter(|other| other.owes()).collect();
         // What it takes counts from here on, also if it does not get all of it.
         state.tenancy.came(id);
-        engine.arrive(given, stream)?;
+        let mut cleared = None;
+        let clear = || Self::clear(&owing, switch.ring);
+        let arrived = engine.arrive_during(given, stream, &mut || cleared = Some(clear()));
+        cleared.unwrap_or_else(clear)?;
+        arrived?;
         state.last = Some(id);
         Ok(())
+    }
+
+    /// Makes models that are away give up what they have mapped of others', but for the ring's first pages.
+    fn clear(owing: &[Arc<Engine>], ring: u32) -> Result<(), EngineError> {
+        owing.iter().try_for_each(|engine| engine.vacate(ring).map(drop))
     }
 
     /// Makes the ring no larger than so many pages: absent models give up what they have of it beyond. Gives its pages.
@@ -229,6 +244,12 @@ impl Share {
 impl State {
     fn engine(&self, id: TenantId) -> Option<Arc<Engine>> {
         self.engines.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// The other models that are away and have pages mapped which are not theirs.
+    fn owing(&self, id: TenantId) -> Vec<Arc<Engine>> {
+        let absent = self.tenancy.away().filter(|&other| other != id).filter_map(|other| self.engine(other));
+        absent.filter(|engine| engine.owes()).collect()
     }
 
     /// The other models that cannot leave now.

@@ -116,6 +116,26 @@ fn a_model_that_is_not_accepted_leaves_and_reads_poison() {
 }
 
 #[test]
+fn addresses_of_a_model_that_leaves_are_taken_away_while_its_successors_bytes_are_copied() {
+    let setting = setting(CopyOrder::Lazy, 1, Bytes::mib(16));
+    let (a, b) = (setting.model("a", 60, &[]), setting.model("b", 50, &[]));
+    a.step(&a.all());
+    setting.device.reset();
+    setting.device.record();
+    b.offloader.arrive(b.compute.handle()).unwrap();
+    let calls = setting.device.recorded();
+    let first = |verb| calls.iter().position(|call| *call == verb).unwrap();
+    let last = |verb| calls.iter().rposition(|call| *call == verb).unwrap();
+    // It comes for the first time, so that nothing of its own is unmapped.
+    assert!(first(Verb::UnmapPages) > last(Verb::CopyToDevice), "{calls:?}");
+    let waited = last(Verb::SynchronizeEvent)
+        .max(calls.iter().rposition(|c| *c == Verb::SynchronizeStream).unwrap_or(0));
+    assert!(last(Verb::UnmapPages) < waited && last(Verb::ReleasePages) < waited, "{calls:?}");
+    assert!(a.is_poisoned());
+    setting.finish(vec![a, b]);
+}
+
+#[test]
 fn what_uses_resident_bytes_outside_steps_is_waited_for_before_they_go() {
     let setting = setting(CopyOrder::Lazy, 5, Bytes::mib(16));
     let (a, b) = (setting.model("a", 60, &[]), setting.model("b", 50, &[]));

@@ -13,7 +13,7 @@ from ..quant.layers import QuantConv1d, QuantConv2d, QuantConv3d, QuantLinear
 from .adapted import Adapters, Inner
 from .dora import factors
 from .layers import AdaptedLayer
-from .numbers import plain_forward, weight_numbers
+from .numbers import is_plain, plain_forward, weight_numbers
 from .pieces import Piece
 from .strengths import Pattern, Strengths, is_recorded
 
@@ -135,15 +135,23 @@ class LinearAdapters(_ProductAdapters):
             return super().forward(module, inner, args, kwargs)
         down, up, strength, pattern = self._short
         live = pattern.live
-        outputs = inner(*args)
         if live is None:
-            return outputs
-        if outputs.dtype != down.dtype or outputs.device != self._device or not outputs.is_contiguous():
-            self.on(outputs.device)
-            return self._add(module, outputs, args[0])
+            return inner(*args)
         if live[1] - live[0] != pattern.size:
             down, up, strength = down[live[0] : live[1]], up[:, live[0] : live[1]], strength[live[0] : live[1]]
-        rows = args[0].to(outputs.device, outputs.dtype)
+        inputs = args[0]
+        if _multiplies_alike(module, inner, inputs, down):
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            made = (rows @ down.t()).mul_(strength)
+            # The adapters' share first, which the layer's product is added to as it is made: one pass over the outputs fewer.
+            bias, up = module.bias, up.t()
+            made = made @ up if bias is None else torch.addmm(bias, made, up)
+            return made.addmm_(rows, module.weight.t()).view(*inputs.shape[:-1], made.shape[-1])
+        outputs = inner(*args)
+        if outputs.dtype != down.dtype or outputs.device != self._device or not outputs.is_contiguous():
+            self.on(outputs.device)
+            return self._add(module, outputs, inputs)
+        rows = inputs.to(outputs.device, outputs.dtype)
         made = (rows.reshape(-1, rows.shape[-1]) @ down.t()).mul_(strength)
         outputs.view(-1, outputs.shape[-1]).addmm_(made, up.t())
         return outputs
@@ -226,6 +234,22 @@ def _written(module: nn.Module) -> Optional[tuple[int, int]]:
     if type(weight) is not nn.Parameter or weight.is_inference():
         return None
     return weight.data_ptr(), weight._version
+
+
+def _multiplies_alike(module: Any, inner: Inner, inputs: Tensor, down: Tensor) -> bool:
+    """Whether the layer multiplies its inputs by a plain weight and does nothing else, all in the adapters' type and on their device."""
+    if getattr(inner, "__func__", None) is not nn.Linear.forward or inner.__self__ is not module:
+        return False
+    weight, bias, dtype, device = module.weight, module.bias, down.dtype, down.device
+    return (
+        type(inputs) in (Tensor, nn.Parameter)
+        and inputs.dtype == weight.dtype == dtype
+        and inputs.device == weight.device == device
+        and (bias is None or bias.dtype == dtype)
+        and is_plain(weight)
+        and inputs.shape[-1:] == weight.shape[1:]
+        and not torch.is_autocast_enabled(device.type)
+    )
 
 
 def _nothing(input: Tensor) -> Tensor:

@@ -161,7 +161,12 @@ impl Device {
     }
 
     /// Makes copies outside any unit. Blocks until they have run.
-    pub(super) fn upload(&mut self, copies: Vec<Copied>, stats: &mut EngineStats) -> Result<()> {
+    pub(super) fn upload(
+        &mut self,
+        copies: Vec<Copied>,
+        stats: &mut EngineStats,
+        during: &mut dyn FnMut(),
+    ) -> Result<()> {
         let mut through_ring = Vec::new();
         for copy in copies {
             match copy {
@@ -169,6 +174,7 @@ impl Device {
                 Copied::Staged(copy) => through_ring.push(copy),
             }
         }
+        during();
         if let Some(staging) = &mut self.staging {
             staging.upload(through_ring, stats)?;
         }

@@ -38,6 +38,8 @@ pub(super) struct Memory {
     spare: Vec<Arc<Page>>,
     /// Whether a granule's own page holds the model's bytes.
     filled: Vec<bool>,
+    /// Whether the own pages are others' already although they are still mapped here: see [`Memory::lend`].
+    lent: bool,
     /// Whether a call failed since access was last set as a whole.
     unsure: bool,
     /// A mistake made on purpose: pages that are not needed any more are kept.
@@ -55,6 +57,7 @@ impl Memory {
             ring: Vec::new(),
             spare: Vec::new(),
             filled,
+            lent: false,
             unsure: false,
             #[cfg(test)]
             keeps_spare: false,
@@ -71,6 +74,11 @@ impl Memory {
     }
 
     fn map_all(&mut self, plan: &Plan) -> Result<()> {
+        if self.lent {
+            let given = std::mem::take(&mut self.spare);
+            self.leave(self.ring.len())?; // What is mapped is not what is filled.
+            self.spare = given;
+        }
         let unsure = std::mem::replace(&mut self.unsure, true);
         let ring_pages = plan.ring_granules as usize;
         self.follow_ring()?;
@@ -188,9 +196,34 @@ impl Memory {
         Ok(())
     }
 
+    /// Gives the own pages, for whoever comes next, and leaves them mapped here too: [`leave`](Self::leave) takes them away, which
+    /// it can do while others' bytes are copied to them. What is mapped has been waited for.
+    pub(super) fn lend(&mut self) -> Vec<Arc<Page>> {
+        if self.shared.is_none() || self.lent {
+            return Vec::new();
+        }
+        let mut others: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
+        others.extend(self.poison_handle());
+        let mapped = (0..self.space.granules()).filter_map(|granule| self.space.page(granule));
+        let own = mapped.filter(|page| !others.contains(&page.handle()));
+        self.lent = true;
+        std::mem::take(&mut self.spare).into_iter().chain(own).collect()
+    }
+
+    /// Whether the own pages are others' already and still mapped here.
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent
+    }
+
+    /// Whether pages are mapped here that are others' already: own ones, or such that the shared ring had.
+    pub(super) fn owes(&self) -> bool {
+        let stale = |shared: &Arc<SharedPages>| !shared.begins_with(&self.ring);
+        self.lent || self.shared.as_ref().is_some_and(stale)
+    }
+
     /// Gives up the own pages, and lets their addresses read poison; those of the ring's first `keep` pages go on reading
-    /// these. What is mapped has been waited for. Gives the pages, for whoever comes next. Can be called again after it failed,
-    /// and with a smaller `keep`.
+    /// these. What is mapped has been waited for. Gives the pages that were not [lent](Self::lend), for whoever comes next. Can be
+    /// called again after it failed, and with a smaller `keep`.
     pub(super) fn leave(&mut self, keep: usize) -> Result<Vec<Arc<Page>>> {
         let Some(shared) = self.shared.clone() else { return Ok(Vec::new()) };
         let poison = shared.poison()?;
@@ -211,6 +244,9 @@ impl Memory {
         }
         self.ring.truncate(keep);
         self.unsure = false;
+        if std::mem::take(&mut self.lent) {
+            given.clear();
+        }
         Ok(given)
     }
 

@@ -43,6 +43,20 @@ impl Engine {
     /// # Errors
     /// If the pool has no room, `stream` is being captured, or the driver fails. The model's next step, or this, tries again.
     pub fn arrive(&self, given: Vec<Arc<Page>>, stream: StreamHandle) -> Result<()> {
+        self.arrive_during(given, stream, &mut || ())
+    }
+
+    /// As [`arrive`](Self::arrive), and calls `during` once while the bytes are on their way, if it comes so far: what the link
+    /// is busy with hides what that takes. `during` must not use this engine.
+    ///
+    /// # Errors
+    /// As [`arrive`](Self::arrive).
+    pub fn arrive_during(
+        &self,
+        given: Vec<Arc<Page>>,
+        stream: StreamHandle,
+        during: &mut dyn FnMut(),
+    ) -> Result<()> {
         let mut state = self.lock();
         state.check_thread()?;
         if !state.away {
@@ -51,7 +65,29 @@ impl Engine {
         state.check_capture(stream)?;
         state.on_stream(stream)?;
         state.memory.take_over(given);
-        if state.pending.is_some() { state.replace_plan() } else { state.come_back() }
+        if state.pending.is_some() { state.replace_plan_during(during) } else { state.come_back(during) }
+    }
+
+    /// The first half of [`vacate`](Self::vacate): the model has left, and its own pages are whoever's they are given to; its
+    /// addresses read them until `vacate`, which then gives none, makes them read 0xFF. That half takes the driver long, and
+    /// can be made while others' bytes are copied to those pages. Blocks as `vacate` does.
+    ///
+    /// # Errors
+    /// If a step is under way or a unit is held: nothing was changed.
+    pub fn lend(&self) -> Result<Vec<Arc<Page>>> {
+        let mut state = self.lock();
+        if state.closed || state.memory.shared().is_none() {
+            return Ok(Vec::new());
+        }
+        state.check_between("leaving the device")?;
+        state.depart()?;
+        Ok(state.memory.lend())
+    }
+
+    /// Whether it is away, and its addresses read pages that are others' already: [`vacate`](Self::vacate) is to be called.
+    pub fn owes(&self) -> bool {
+        let state = self.lock();
+        state.away && !state.closed && state.memory.owes()
     }
 
     /// Takes the model off the device and gives its own pages; addresses stay, and read 0xFF where those pages were. The
@@ -71,11 +107,9 @@ impl Engine {
         if state.memory.shared().is_none() {
             return Ok(Vec::new());
         }
-        // What is resident is used outside units and steps, too, which only the stream knows about.
-        state.device.note_computation();
-        state.wait_idle()?;
-        state.away = true;
-        state.timing.forget();
+        if !state.memory.is_lent() {
+            state.depart()?;
+        }
         state.memory.leave(keep as usize)
     }
 
@@ -111,12 +145,22 @@ impl State {
         }
     }
 
+    /// Waits for all work of a model that leaves.
+    fn depart(&mut self) -> Result<()> {
+        // What is resident is used outside units and steps, too, which only the stream knows about.
+        self.device.note_computation();
+        self.wait_idle()?;
+        self.away = true;
+        self.timing.forget();
+        Ok(())
+    }
+
     /// Maps and uploads the plan again that the model left with. The order it had learned is kept.
-    pub(super) fn come_back(&mut self) -> Result<()> {
+    pub(super) fn come_back(&mut self, during: &mut dyn FnMut()) -> Result<()> {
         self.wait_idle()?;
         let plan = Arc::clone(&self.plan);
         self.memory.reach(&plan)?;
-        self.upload(&plan)?;
+        self.upload(&plan, during)?;
         self.forget_presence()?;
         self.away = false;
         self.stats.arrivals += 1;

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gpu_driver::{Bytes, DeviceOrdinal};
 use pinned_pool::LineRun;
@@ -37,6 +37,11 @@ impl State {
 
     /// Puts the pending plan in place, or leaves it pending.
     pub(super) fn replace_plan(&mut self) -> Result<()> {
+        self.replace_plan_during(&mut || ())
+    }
+
+    /// As [`replace_plan`](Self::replace_plan); calls `during` while resident bytes are on their way, if it comes so far.
+    pub(super) fn replace_plan_during(&mut self, during: &mut dyn FnMut()) -> Result<()> {
         let Some(plan) = self.pending.clone() else { return Ok(()) };
         #[cfg_attr(test, expect(unused_mut, reason = "a mistake may be made in it"))]
         let mut schedule = Schedule::for_plan(&plan).map_err(EngineError::Visit)?;
@@ -54,7 +59,7 @@ impl State {
         self.memory.reach(&plan)?;
         self.device.grow(plan.units.len())?;
         let copies = self.copies_of(&plan)?;
-        self.upload(&plan)?;
+        self.upload(&plan, during)?;
         self.device.evict_all(&plan, &self.memory)?;
         self.device.prepare(copies);
         self.stats = self.stats();
@@ -80,8 +85,8 @@ impl State {
         Ok(())
     }
 
-    /// Copies to resident granules what they do not hold yet. Blocks.
-    pub(super) fn upload(&mut self, plan: &Plan) -> Result<()> {
+    /// Copies to resident granules what they do not hold yet, and calls `during` meanwhile. Blocks.
+    pub(super) fn upload(&mut self, plan: &Plan, during: &mut dyn FnMut()) -> Result<()> {
         #[cfg(test)]
         if self.mutant == Some(super::tests::Mutant::TrustPages) && self.stats.steps > 0 {
             self.memory.note_filled(plan);
@@ -92,10 +97,18 @@ impl State {
         let copies = copies.collect::<Result<Vec<_>>>()?;
         let (uploaded, begun) = (copies.iter().map(|copy| copy.bytes().0).sum::<u64>(), Instant::now());
         if !copies.is_empty() {
-            let done = self.device.upload(copies, &mut self.stats);
+            let mut spent = Duration::ZERO;
+            let mut during = || {
+                let begun = Instant::now();
+                during();
+                spent = begun.elapsed();
+            };
+            let done = self.device.upload(copies, &mut self.stats, &mut during);
             done.map_err(|error| self.explained(error))?;
-            if uploaded >= TELLING {
-                let rate = uploaded as f64 / begun.elapsed().as_secs_f64();
+            let elapsed = begun.elapsed();
+            // Else the copies may have been there long before they were waited for.
+            if uploaded >= TELLING && spent < elapsed / 2 {
+                let rate = uploaded as f64 / elapsed.as_secs_f64();
                 self.link_rate = Some(self.link_rate.unwrap_or(0.0).max(rate));
             }
         }

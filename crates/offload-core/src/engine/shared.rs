@@ -49,7 +49,8 @@ impl SharedPages {
         self.lock().floor = pages as usize;
     }
 
-    /// Takes pages off the ring's end, down to so many. No engine has any of them mapped.
+    /// Takes pages off the ring's end, down to so many. Engines that have them mapped are away, and are made to give them up
+    /// before long: each of them [owes](crate::Engine::owes) them until then.
     pub fn trim(&self, pages: u32) -> Vec<Arc<Page>> {
         let mut state = self.lock();
         let keep = (pages as usize).min(state.ring.len());
@@ -61,6 +62,13 @@ impl SharedPages {
         let mut state = self.lock();
         let keep = pages.max(state.floor).min(state.ring.len());
         state.ring.split_off(keep)
+    }
+
+    /// Whether the ring's first pages are these.
+    pub(super) fn begins_with(&self, pages: &[Arc<Page>]) -> bool {
+        let state = self.lock();
+        pages.len() <= state.ring.len()
+            && pages.iter().zip(&state.ring).all(|(one, other)| Arc::ptr_eq(one, other))
     }
 
     /// The ring's first pages, at most so many.

@@ -250,7 +250,7 @@ impl State {
         if self.pending.is_some() {
             self.replace_plan()?; // Starts from nothing present, as a recovery does.
         } else if self.away {
-            self.come_back()?;
+            self.come_back(&mut || ())?;
         } else if self.failed {
             self.recover()?;
         }
