@@ -117,7 +117,8 @@ def steps(model, options):
 
 def with_loras(model, paths, count):
     """Loads some, with multipliers that are none of 0 and 1."""
-    accepted = offload.load_loras_into_model(model, paths[:count], [0.75] * count)
+    multipliers = [0.75 - number / 64 for number in range(count)]
+    accepted = offload.load_loras_into_model(model, paths[:count], multipliers)
     if accepted != paths[:count]:
         raise RuntimeError(f"refused: {model._loras_errors}")
 

@@ -142,10 +142,12 @@ class LinearAdapters(_ProductAdapters):
         inputs = args[0]
         if _multiplies_alike(module, inner, inputs, down):
             rows = inputs.reshape(-1, inputs.shape[-1])
-            made = (rows @ down.t()).mul_(strength)
+            made, factor = rows @ down.t(), pattern.common
+            if factor is None or module.bias is None:
+                made, factor = made.mul_(strength), 1.0
             # The adapters' share first, which the layer's product is added to as it is made: one pass over the outputs fewer.
-            bias, up = module.bias, up.t()
-            made = made @ up if bias is None else torch.addmm(bias, made, up)
+            up = up.t()
+            made = made @ up if module.bias is None else torch.addmm(module.bias, made, up, alpha=factor)
             return made.addmm_(rows, module.weight.t()).view(*inputs.shape[:-1], made.shape[-1])
         outputs = inner(*args)
         if outputs.dtype != down.dtype or outputs.device != self._device or not outputs.is_contiguous():

@@ -39,6 +39,8 @@ class Pattern:
         """The rows from the first to the last one of an adapter whose multiplier is not zero; None if all are."""
         self.values: tuple[float, ...] = ()
         """The multipliers of its spans now, which tell one setting from another."""
+        self.common: Optional[float] = None
+        """What all rows of `live` are multiplied by, if that is one number."""
 
     @property
     def stop(self) -> int:
@@ -49,12 +51,18 @@ class Pattern:
         """Takes the active adapters' multipliers."""
         first: Optional[int] = None
         last = at = 0
+        rows: list[tuple[int, float]] = []
         for adapter, scale, count in self.spans:
-            if multipliers[adapter] * scale != 0.0 and count:
+            factor = multipliers[adapter] * scale
+            if count:
+                rows.append((at, factor))
+            if factor != 0.0 and count:
                 first = at if first is None else first
                 last = at + count
             at += count
         self.live = None if first is None else (first, last)
+        factors = {factor for start, factor in rows if first is not None and first <= start < last}
+        self.common = factors.pop() if len(factors) == 1 else None
         self.values = tuple(multipliers[adapter] for adapter, _, _ in self.spans)
 
 
