@@ -164,6 +164,7 @@ fn tenant(name: &str, company: &Company, plan: &Plan, limit: Option<Bytes>, layo
         own: plan.own_granules,
         ring: plan.ring_granules,
         most: most_pages(plan, limit, layout),
+        allowed: limit.map_or(u32::MAX, |limit| u32::try_from(limit.0 / plan.granule.0).unwrap_or(u32::MAX)),
         company: company.clone(),
     }
 }

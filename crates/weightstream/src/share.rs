@@ -29,6 +29,10 @@ const LARGEST: u64 = 32 << 20;
 /// Into so many pages at least the largest model is cut, so that rounding takes little of it.
 const FEWEST: u64 = 256;
 
+/// A device of which this part is free keeps a ring that nobody here uses. A decoder's activations may need all of the rest; beside
+/// this much a ring, which is a part of a budget, is little.
+const ROOMY: (u64, u64) = (3, 4);
+
 /// A device that models share. Clones are the same share.
 #[derive(Debug, Clone)]
 pub struct Share {
@@ -136,7 +140,7 @@ impl Share {
         }
         let pages = &self.inner.pages;
         let busy = state.busy(id);
-        let switch = state.tenancy.switch(id, pages.ring_pages(), &busy);
+        let switch = state.tenancy.switch(id, pages.ring_pages(), &busy, self.is_roomy());
         let switch = switch.map_err(|crowded| self.crowded(state, id, &crowded))?;
         let streams = state.tenancy.tenant(id).is_some_and(|tenant| tenant.ring > 0);
         let before = state.ring_user.filter(|&user| streams && user != id);
@@ -189,6 +193,12 @@ impl Share {
         arrived?;
         state.last = Some(id);
         Ok(())
+    }
+
+    /// Whether so much of the device is free that who runs does not miss what the ring of others keeps.
+    fn is_roomy(&self) -> bool {
+        let memory = self.pool().driver().memory_info();
+        memory.is_ok_and(|memory| memory.free.0 >= memory.total.0 / ROOMY.1 * ROOMY.0)
     }
 
     /// Makes models that are away give up what they have mapped of others', but for the ring's first pages.

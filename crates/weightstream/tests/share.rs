@@ -24,7 +24,11 @@ struct Setting {
 }
 
 fn setting(order: CopyOrder, seed: u64, limit: Bytes) -> Setting {
-    let options = HostOptions::new(Bytes::mib(64)).granularity(Bytes::kib(4)).order(order).seed(seed);
+    setting_of(Bytes::mib(64), order, seed, limit)
+}
+
+fn setting_of(memory: Bytes, order: CopyOrder, seed: u64, limit: Bytes) -> Setting {
+    let options = HostOptions::new(memory).granularity(Bytes::kib(4)).order(order).seed(seed);
     let host = Arc::new(HostDriver::new(options).unwrap());
     let device = Arc::new(Faulty::new(Arc::clone(&host)));
     let driver: Arc<dyn Driver> = Arc::<Device>::clone(&device);
@@ -97,7 +101,7 @@ fn models_that_accept_each_other_take_turns_without_loading_again() {
 #[test]
 fn a_model_that_is_not_accepted_leaves_and_reads_poison() {
     let setting = setting(CopyOrder::Random, 5, Bytes::mib(16));
-    let (a, b) = (setting.model("a", 60, &[]), setting.model("b", 200, &[]));
+    let (a, b) = (setting.model("a", 60, &[]), setting.model("b", 100, &[]));
     let address = a.offloader.address(a.turn(0)[0]).unwrap();
     a.step(&a.all());
     let alone = setting.in_use();
@@ -113,6 +117,24 @@ fn a_model_that_is_not_accepted_leaves_and_reads_poison() {
     let largest = a.offloader.plan().physical_bytes().max(b.offloader.plan().physical_bytes());
     assert!(setting.share.report().page_bytes_peak <= largest.0, "{:?}", setting.share.report());
     setting.finish(vec![a, b]);
+}
+
+#[test]
+fn a_roomy_device_keeps_the_ring_within_the_budget_of_a_model_that_needs_none() {
+    for (memory, kept) in [(Bytes::mib(64), 5), (Bytes::kib(1536), 0)] {
+        let setting = setting_of(memory, CopyOrder::Random, 5, Bytes::mib(16));
+        let (a, b) = (setting.model("a", 60, &[]), setting.model("b", 200, &[]));
+        a.step(&a.all());
+        let ring = setting.share.report().ring_pages;
+        assert!(ring >= 5);
+        b.step(&b.all());
+        let report = setting.share.report();
+        assert_eq!((report.ring_pages.min(5), &report.here[..]), (kept, &["b".to_owned()][..]), "{report:?}");
+        assert!(report.page_bytes_in_use <= b.offloader.report().model_bytes * 2, "{report:?}");
+        assert!(a.is_poisoned());
+        a.step(&a.all());
+        setting.finish(vec![a, b]);
+    }
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub struct Tenant {
     pub ring: u32,
     /// The most pages that any plan of it takes, ring included.
     pub most: u32,
+    /// The pages of its budget: more than `most` if the whole model takes less.
+    pub allowed: u32,
     /// Whom it accepts.
     pub company: Company,
 }
@@ -124,7 +126,10 @@ impl Tenancy {
     /// A model may take another number of pages, and its plan takes these parts of them.
     pub fn rebudget(&mut self, id: TenantId, own: u32, ring: u32, most: u32) {
         if let Some(place) = self.place_mut(id) {
-            (place.tenant.own, place.tenant.ring, place.tenant.most) = (own, ring, most);
+            (place.tenant.own, place.tenant.ring) = (own, ring);
+            if most != place.tenant.most {
+                (place.tenant.most, place.tenant.allowed) = (most, most);
+            }
         }
     }
 
@@ -157,11 +162,12 @@ impl Tenancy {
         Ok(leave)
     }
 
-    /// What has to happen before `id` runs, where the ring has `ring` pages now.
+    /// What has to happen before `id` runs, where the ring has `ring` pages now. If the device is `roomy`, the ring stays as it is
+    /// within the budgets of those that are here, for those that come back: making another one takes long.
     ///
     /// # Errors
     /// If what never leaves, and what `busy` says cannot, takes too much.
-    pub fn switch(&self, id: TenantId, ring: u32, busy: &[TenantId]) -> Result<Switch, Crowded> {
+    pub fn switch(&self, id: TenantId, ring: u32, busy: &[TenantId], roomy: bool) -> Result<Switch, Crowded> {
         let Some(runs) = self.place(id) else { return Ok(Switch::default()) };
         let (mut stay, mut leave): (Vec<TenantId>, Vec<TenantId>) =
             self.here().filter(|&other| other != id).partition(|&other| self.accepts(id, other));
@@ -188,7 +194,13 @@ impl Tenancy {
         }
         leave.sort_unstable();
         stay.push(id);
-        Ok(Switch { leave, ring: self.ring_of(&stay, ring), most: taken(&stay) })
+        let (most, own) = (taken(&stay), self.sum(&stay, |tenant| tenant.own));
+        let mut kept = self.ring_of(&stay, ring);
+        if roomy {
+            let allowed = self.sum(&stay, |tenant| tenant.allowed).min(self.limit);
+            kept = kept.max(ring.min(allowed.saturating_sub(own)));
+        }
+        Ok(Switch { leave, ring: kept, most: most.max(own + kept) })
     }
 
     /// The ring of the models that are here, where it has `ring` pages now: as large as the one of them that needs most, and

@@ -11,11 +11,11 @@ fn tenant(name: &str, own: u32, ring: u32, most: u32, company: &[&str]) -> Tenan
     } else {
         Company::Of(company.iter().map(|&name| name.into()).collect())
     };
-    Tenant { name: name.into(), own, ring, most, company }
+    Tenant { name: name.into(), own, ring, most, allowed: most, company }
 }
 
 fn run(tenancy: &mut Tenancy, id: TenantId, ring: &mut u32) -> Vec<TenantId> {
-    let switch = tenancy.switch(id, *ring, &[]).unwrap();
+    let switch = tenancy.switch(id, *ring, &[], false).unwrap();
     switch.leave.iter().for_each(|&other| tenancy.left(other));
     tenancy.came(id);
     *ring = switch.ring;
@@ -54,7 +54,7 @@ fn what_ran_longest_ago_leaves_where_all_would_not_fit() {
     assert_eq!(run(&mut tenancy, b, &mut ring), []);
     assert_eq!(run(&mut tenancy, a, &mut ring), [], "used in turn, both stay");
     assert_eq!(run(&mut tenancy, c, &mut ring), [b]);
-    let crowded = tenancy.switch(b, ring, &[a, c]).unwrap_err();
+    let crowded = tenancy.switch(b, ring, &[a, c], false).unwrap_err();
     assert_eq!((crowded.needed, crowded.taken, crowded.limit), (20, 40, 50));
 }
 
@@ -70,6 +70,23 @@ fn the_ring_is_kept_for_those_that_come_back_while_nobody_lacks_its_pages() {
     assert_eq!(ring, 10, "8 of its own and 10 are within its 20");
     run(&mut tenancy, full, &mut ring);
     assert_eq!(ring, 2);
+}
+
+#[test]
+fn a_roomy_device_keeps_the_ring_within_the_budgets_of_those_that_are_here() {
+    let (mut tenancy, mut ring) = (Tenancy::new(100), 0);
+    let large = tenancy.join(tenant("large", 30, 10, 40, &[]));
+    let small = tenancy.join(Tenant { allowed: 40, ..tenant("small", 8, 0, 8, &[]) });
+    let tight = tenancy.join(Tenant { allowed: 12, ..tenant("tight", 8, 0, 8, &[]) });
+    run(&mut tenancy, large, &mut ring);
+    let switch = |id, roomy| tenancy.switch(id, 10, &[], roomy).unwrap();
+    let of = |switch: Switch| (switch.ring, switch.most);
+    assert_eq!(of(switch(small, false)), (0, 8));
+    assert_eq!(of(switch(small, true)), (10, 18));
+    assert_eq!(of(switch(tight, true)), (4, 12));
+    let mut narrow = Tenancy::new(15);
+    let small = narrow.join(Tenant { allowed: 40, ..tenant("small", 8, 0, 8, &[]) });
+    assert_eq!(of(narrow.switch(small, 10, &[], true).unwrap()), (7, 15), "of the device's limit");
 }
 
 #[test]
@@ -125,7 +142,8 @@ proptest! {
         for (number, (own, ring, more, company, kind)) in models.into_iter().enumerate() {
             let names: Vec<String> = company.iter().map(usize::to_string).collect();
             let names: Vec<&str> = if kind == 0 { vec!["*"] } else { names.iter().map(String::as_str).collect() };
-            let tenant = tenant(&number.to_string(), own, ring, own + ring + more, &names);
+            let mut tenant = tenant(&number.to_string(), own, ring, own + ring + more, &names);
+            tenant.allowed += 3 * more;
             prop_assert_eq!(tenancy.join(tenant.clone()).0 as usize, number);
             known.push(Some(tenant));
         }
@@ -168,7 +186,8 @@ proptest! {
                     }
                     let (own, parts) = (wanted - tenant.ring.min(wanted), tenant.ring.min(wanted));
                     tenancy.rebudget(TenantId(id as u32), own, parts, wanted);
-                    known[id] = Some(Tenant { own, ring: parts, most: wanted, ..tenant });
+                    let allowed = if wanted == tenant.most { tenant.allowed } else { wanted };
+                    known[id] = Some(Tenant { own, ring: parts, most: wanted, allowed, ..tenant });
                     prop_assert!(tenancy.most() <= limit);
                     ring = tenancy.ring(ring);
                 }
@@ -184,7 +203,8 @@ proptest! {
                     let never = |other: usize| known[other].as_ref().unwrap().company == Company::Everyone;
                     let most = |ids: &[usize]| ids.iter().map(|&other| known[other].as_ref().unwrap().most).sum::<u32>();
                     let others: Vec<usize> = here.iter().copied().filter(|other| *other != id).collect();
-                    let Ok(switch) = tenancy.switch(TenantId(id as u32), ring, &[]) else {
+                    let roomy = ring % 2 == 0;
+                    let Ok(switch) = tenancy.switch(TenantId(id as u32), ring, &[], roomy) else {
                         let stuck: Vec<usize> = others.iter().copied().filter(|other| never(*other)).collect();
                         prop_assert!(most(&stuck) + runs.most > limit);
                         continue;
@@ -200,8 +220,9 @@ proptest! {
                     }
                     let mut now = stay;
                     now.push(id);
-                    prop_assert_eq!(most(&now), switch.most);
-                    prop_assert!(switch.most <= limit);
+                    let allowed: u32 = now.iter().map(|&other| known[other].as_ref().unwrap().allowed).sum();
+                    prop_assert!(switch.most <= limit && switch.most >= most(&now));
+                    prop_assert!(switch.most == most(&now) || roomy && switch.most <= allowed);
                     let own: u32 = now.iter().map(|&other| known[other].as_ref().unwrap().own).sum();
                     let needed = now.iter().map(|&other| known[other].as_ref().unwrap().ring).max().unwrap();
                     prop_assert!(switch.ring >= needed && own + switch.ring <= switch.most);
