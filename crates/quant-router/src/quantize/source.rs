@@ -45,6 +45,33 @@ pub(super) struct Brain;
 /// Half precision.
 pub(super) struct Half;
 
+/// What the types of two bytes have alike.
+macro_rules! of_two_bytes {
+    ($number:ty) => {
+        const BYTES: usize = 2;
+
+        #[inline(always)]
+        fn largest(bytes: &[u8]) -> f32 {
+            <$number>::from_bits(largest(bytes)).to_f32()
+        }
+
+        #[inline(always)]
+        fn extremes(bytes: &[u8]) -> [f32; 2] {
+            numbers(extremes(bytes).map(|bits| <$number>::from_bits(bits).to_f32()))
+        }
+
+        #[inline(always)]
+        fn round(number: f32) -> f32 {
+            <$number>::from_f32(number).to_f32()
+        }
+
+        #[inline(always)]
+        fn store(number: f32, out: &mut [u8]) {
+            out.copy_from_slice(&<$number>::from_f32(number).to_le_bytes());
+        }
+    };
+}
+
 impl Float for Single {
     const BYTES: usize = 4;
 
@@ -97,17 +124,7 @@ impl Float for Single {
 }
 
 impl Float for Brain {
-    const BYTES: usize = 2;
-
-    #[inline(always)]
-    fn largest(bytes: &[u8]) -> f32 {
-        bf16::from_bits(largest(bytes)).to_f32()
-    }
-
-    #[inline(always)]
-    fn extremes(bytes: &[u8]) -> [f32; 2] {
-        numbers(extremes(bytes).map(|bits| bf16::from_bits(bits).to_f32()))
-    }
+    of_two_bytes!(bf16);
 
     #[inline(always)]
     fn divided(bytes: &[u8], factor: f32, out: &mut [u8], encode: impl Fn(f32) -> u8 + Copy) {
@@ -131,30 +148,10 @@ impl Float for Brain {
             *out = put(*out, to_brain(to_brain(brain(*bytes) + shift) / factor));
         }
     }
-
-    #[inline(always)]
-    fn round(number: f32) -> f32 {
-        bf16::from_f32(number).to_f32()
-    }
-
-    #[inline(always)]
-    fn store(number: f32, out: &mut [u8]) {
-        out.copy_from_slice(&bf16::from_f32(number).to_le_bytes());
-    }
 }
 
 impl Float for Half {
-    const BYTES: usize = 2;
-
-    #[inline(always)]
-    fn largest(bytes: &[u8]) -> f32 {
-        f16::from_bits(largest(bytes)).to_f32()
-    }
-
-    #[inline(always)]
-    fn extremes(bytes: &[u8]) -> [f32; 2] {
-        numbers(extremes(bytes).map(|bits| f16::from_bits(bits).to_f32()))
-    }
+    of_two_bytes!(f16);
 
     #[inline(always)]
     fn divided(bytes: &[u8], factor: f32, out: &mut [u8], encode: impl Fn(f32) -> u8 + Copy) {
@@ -178,18 +175,8 @@ impl Float for Half {
     }
 
     #[inline(always)]
-    fn round(number: f32) -> f32 {
-        f16::from_f32(number).to_f32()
-    }
-
-    #[inline(always)]
     fn is_usual(factor: f32) -> bool {
         (f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32()).contains(&factor)
-    }
-
-    #[inline(always)]
-    fn store(number: f32, out: &mut [u8]) {
-        out.copy_from_slice(&f16::from_f32(number).to_le_bytes());
     }
 }
 

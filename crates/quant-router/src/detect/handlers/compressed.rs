@@ -4,7 +4,7 @@ use checkpoint::TensorInfo;
 
 use super::super::handler::{Described, Evidence, Handler};
 use super::super::header::{Header, described, inside, is, module};
-use super::{draft, tensor, two};
+use super::{draft, packed_as, tensor, two};
 use crate::error::{QuantError, Result};
 use crate::formats::{Number, PackedInt, Words, words_of};
 use crate::weight::{Format, PartRole};
@@ -26,14 +26,7 @@ impl Handler for Compressed {
     }
 
     fn detect(&self, evidence: &Evidence<'_>) -> Vec<String> {
-        let header = evidence.header();
-        let packed = header.tensors().filter(|tensor| is(tensor, "I32"));
-        let packed = packed.filter_map(|tensor| {
-            let owner = module(&tensor.name);
-            let ours = tensor.name == inside(owner, PACKED);
-            (ours && header.get(&inside(owner, "weight_scale")).is_some()).then(|| inside(owner, "weight"))
-        });
-        packed.collect()
+        packed_as(evidence.header(), PACKED, Some("I32"), &["weight_scale"])
     }
 
     fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {

@@ -3,7 +3,7 @@
 
 use super::super::handler::{Described, Evidence, Handler};
 use super::super::header::{described, inside, is, module};
-use super::{draft, tensor, two};
+use super::{draft, packed_as, tensor, two};
 use crate::error::{QuantError, Result};
 use crate::formats::{Number, PackedInt, Words};
 use crate::weight::{Format, PartRole};
@@ -21,15 +21,7 @@ impl Handler for Gptq {
     }
 
     fn detect(&self, evidence: &Evidence<'_>) -> Vec<String> {
-        let header = evidence.header();
-        let packed = header.tensors().filter(|tensor| is(tensor, "I32"));
-        let packed = packed.filter_map(|tensor| {
-            let owner = module(&tensor.name);
-            let last = tensor.name.rsplit('.').next()?;
-            let beside = |name: &str| header.get(&inside(owner, name)).is_some();
-            (last == "qweight" && beside("scales") && beside("qzeros")).then(|| inside(owner, "weight"))
-        });
-        packed.collect()
+        packed_as(evidence.header(), "qweight", Some("I32"), &["scales", "qzeros"])
     }
 
     fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {

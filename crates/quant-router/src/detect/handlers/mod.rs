@@ -18,7 +18,7 @@ use checkpoint::TensorInfo;
 pub(super) use torchao::class as torchao_class;
 
 use super::handler::{Described, Handler};
-use super::header::{Header, described, elements, inside, module};
+use super::header::{Header, described, elements, inside, is, module};
 use super::marker::TENSOR;
 use crate::error::{QuantError, Result};
 use crate::formats::{Number, Order, Scales};
@@ -44,6 +44,17 @@ pub(super) fn builtin() -> Vec<Box<dyn Handler>> {
 
 /// Rows and columns of the blocks that FP8 models are scaled in where nothing else fits or is said.
 const BLOCK: u64 = 128;
+
+/// The weights whose packed numbers have this name in their layer and this type, if it is given, with these tensors beside them.
+fn packed_as(header: &Header<'_>, name: &str, kind: Option<&str>, beside: &[&str]) -> Vec<String> {
+    let packed = header.tensors().filter_map(|tensor| {
+        let owner = module(&tensor.name);
+        let ours = tensor.name == inside(owner, name) && kind.is_none_or(|kind| is(tensor, kind));
+        let whole = || beside.iter().all(|name| header.get(&inside(owner, name)).is_some());
+        (ours && whole()).then(|| inside(owner, "weight"))
+    });
+    packed.collect()
+}
 
 /// The tensors that scale a weight, in every spelling.
 pub(super) fn scales<'a>(header: &Header<'a>, weight: &str) -> Vec<&'a TensorInfo> {

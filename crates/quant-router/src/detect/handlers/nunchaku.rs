@@ -2,7 +2,7 @@
 
 use super::super::handler::{Described, Evidence, Handler};
 use super::super::header::{described, elements, inside, is, module};
-use super::{checked, draft, tensor, two};
+use super::{checked, draft, packed_as, tensor, two};
 use crate::error::{QuantError, Result};
 use crate::formats::nunchaku::{AWQ_GROUP, RANKS, TILE};
 use crate::formats::{Svdq, SvdqKind};
@@ -24,14 +24,7 @@ impl Handler for Nunchaku {
     }
 
     fn detect(&self, evidence: &Evidence<'_>) -> Vec<String> {
-        let header = evidence.header();
-        let names = header.tensors().filter_map(|tensor| {
-            let name = tensor.name.as_str();
-            (name == "qweight" || name.ends_with(".qweight")).then_some(())?;
-            header.get(&inside(module(name), "wscales"))?;
-            Some(inside(module(name), "weight"))
-        });
-        names.collect()
+        packed_as(evidence.header(), "qweight", None, &["wscales"])
     }
 
     fn describe(&self, evidence: &Evidence<'_>, weight: &str) -> Result<Described> {
