@@ -42,6 +42,30 @@ def weights() -> list[tuple[Any, dict[str, torch.Tensor]]]:
             described(("w", "F8_E4M3", [ROWS, COLUMNS]), ("w_scale", "F32", [ROWS, 1])),
             {"w": part(elements), "w_scale": part(ROWS * 4)},
         ),
+        (
+            described(
+                ("qweight", "I32", [COLUMNS // 8, ROWS]),
+                ("qzeros", "I32", [COLUMNS // 128, ROWS // 8]),
+                ("scales", "F16", [COLUMNS // 128, ROWS]),
+            ),
+            {
+                "qweight": part(elements // 2),
+                "qzeros": part(elements // 256),
+                "scales": part(elements // 64),
+            },
+        ),
+        (
+            described(
+                ("qweight", "I32", [COLUMNS, ROWS // 8]),
+                ("qzeros", "I32", [COLUMNS // 128, ROWS // 8]),
+                ("scales", "F16", [COLUMNS // 128, ROWS]),
+            ),
+            {
+                "qweight": part(elements // 2),
+                "qzeros": part(elements // 256),
+                "scales": part(elements // 64),
+            },
+        ),
     ]
 
 

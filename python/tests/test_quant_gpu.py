@@ -15,8 +15,8 @@ from weightstream.quant import QuantEmbedding, QuantizationNote, QuantLinear, de
 pytestmark = pytest.mark.gpu
 
 FILES = (
-    "awq", "bnb", "fp8", "fp8-plain", "gptq", "gptq-v2", "int8", "mxfp8", "nunchaku", "nvfp4", "nvfp4-compressed-tensors",
-    "nvfp4-modelopt", "quanto", "torchao", "w4a8", "rotation",
+    "awq", "bnb", "compressed-tensors-int", "fp8", "fp8-plain", "gptq", "gptq-3bit", "gptq-v2", "int8", "mxfp8", "nunchaku", "nvfp4",
+    "nvfp4-compressed-tensors", "nvfp4-modelopt", "quanto", "torchao", "w4a8", "rotation",
 )  # fmt: skip
 
 

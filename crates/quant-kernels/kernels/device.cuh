@@ -66,6 +66,11 @@ DEVICE Vector load_vector(const void* address) {
 DEVICE void store_vector(void* address, Vector v) {
     *(uint4*)address = make_uint4(v.x, v.y, v.z, v.w);
 }
+// 16 bytes at a multiple of 16, of shared memory.
+DEVICE Vector read_vector(const void* address) {
+    uint4 v = *(const uint4*)address;
+    return {v.x, v.y, v.z, v.w};
+}
 // What nobody writes while the kernel runs.
 template <class T> DEVICE T load(const T* address) { return __ldg(address); }
 

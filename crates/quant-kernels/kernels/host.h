@@ -72,10 +72,22 @@ DEVICE u32 to_half(float number) {
 struct Vector {
     u32 x, y, z, w;
 };
+// What a GPU cannot reach at such an address ends the process here too.
+DEVICE void must_be_multiple(const void* address, u32 size) {
+    if ((u64)address % size != 0) __builtin_trap();
+}
 DEVICE Vector load_vector(const void* address) {
+    must_be_multiple(address, 16);
     Vector v;
     memcpy(&v, address, 16);
     return v;
 }
-DEVICE void store_vector(void* address, Vector v) { memcpy(address, &v, 16); }
-template <class T> DEVICE T load(const T* address) { return *address; }
+DEVICE void store_vector(void* address, Vector v) {
+    must_be_multiple(address, 16);
+    memcpy(address, &v, 16);
+}
+DEVICE Vector read_vector(const void* address) { return load_vector(address); }
+template <class T> DEVICE T load(const T* address) {
+    must_be_multiple(address, sizeof(T));
+    return *address;
+}

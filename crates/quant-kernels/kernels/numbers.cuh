@@ -8,10 +8,10 @@ constexpr float ZERO = 8388608.0f;
 
 // A small integer as a number.
 DEVICE float integer(u32 code) { return float_of(code | INTEGER) - ZERO; }
+// One of a word's bytes, and 2^23.
+DEVICE float byte_above(u32 word, u32 index) { return float_of(choose(word, INTEGER, 0x7440 | index)); }
 // One of a word's bytes, less a small integer; the subtraction is exact.
-DEVICE float byte_less(u32 word, u32 index, float less) {
-    return float_of(choose(word, INTEGER, 0x7440 | index)) - (ZERO + less);
-}
+DEVICE float byte_less(u32 word, u32 index, float less) { return byte_above(word, index) - (ZERO + less); }
 // One of a word's bytes with a sign.
 DEVICE float signed_byte(u32 word, u32 index) { return byte_less(word ^ 0x80808080, index, 128.0f); }
 // Four bits, lowest first, as the low bits of four bytes.
@@ -38,6 +38,13 @@ DEVICE float e8m0(u32 byte) {
 
 // How the numbers of a part are stored.
 enum Kind : u32 { F32, F16, BF16, E4M3, E5M2, E8M0, U8, I8 };
+
+// A number of a part that is one of the first three.
+DEVICE float float_at(u64 address, u32 kind, u64 index) {
+    if (kind == F32) return load((const float*)address + index);
+    u32 bits = load((const u16*)address + index);
+    return kind == F16 ? from_half(bits) : float_of(bits << 16);
+}
 
 // A number of a part.
 DEVICE float number_at(u64 address, u32 kind, u64 index) {
@@ -75,16 +82,17 @@ DEVICE float rounded_to(float number, u32 kind) {
 
 // Types of targets: how many numbers are 16 bytes, and how they are packed.
 struct Float {
+    using Stored = u32;
     static constexpr u32 SIZE = 4;
-    STATIC void wide(u64 address, const float* v) {
-        store_vector((void*)address, {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])});
-    }
+    STATIC Vector packed(const float* v) { return {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])}; }
+    STATIC void wide(u64 address, const float* v) { store_vector((void*)address, packed(v)); }
     STATIC void one(u64 address, float v) { *(float*)address = v; }
 };
 struct Brain {
+    using Stored = u16;
     static constexpr u32 SIZE = 2;
     STATIC u32 pack(u32 low, u32 high) { return choose(low, high, 0x7632); }
-    STATIC void wide(u64 address, const float* v) {
+    STATIC Vector packed(const float* v) {
         // No number if one of them is none, or where infinities meet: one look for all eight.
         float sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
         Vector packed;
@@ -99,16 +107,17 @@ struct Brain {
             packed.z = pack(bf16_above(v[4]), bf16_above(v[5]));
             packed.w = pack(bf16_above(v[6]), bf16_above(v[7]));
         }
-        store_vector((void*)address, packed);
+        return packed;
     }
+    STATIC void wide(u64 address, const float* v) { store_vector((void*)address, packed(v)); }
     STATIC void one(u64 address, float v) { *(u16*)address = (u16)(bf16_above(v) >> 16); }
 };
 struct Half {
+    using Stored = u16;
     static constexpr u32 SIZE = 2;
     STATIC u32 pack(const float* v) { return to_half(v[0]) | to_half(v[1]) << 16; }
-    STATIC void wide(u64 address, const float* v) {
-        store_vector((void*)address, {pack(v), pack(v + 2), pack(v + 4), pack(v + 6)});
-    }
+    STATIC Vector packed(const float* v) { return {pack(v), pack(v + 2), pack(v + 4), pack(v + 6)}; }
+    STATIC void wide(u64 address, const float* v) { store_vector((void*)address, packed(v)); }
     STATIC void one(u64 address, float v) { *(u16*)address = (u16)to_half(v); }
 };
 // Numbers of 16 bytes.

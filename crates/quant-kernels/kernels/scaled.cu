@@ -1,8 +1,8 @@
 // Packed numbers times a scale of their tensor, row or block: FP8, INT8, NVFP4, MXFP8 and their kin.
 #include "flat.cuh"
 
-// What is multiplied besides the scale.
-enum Global : u32 { NOTHING, FACTOR, TIMES_INPUT, INVERSE_OF_INPUT, PER_127 };
+// What is multiplied besides the scale, or divides it.
+enum Global : u32 { NOTHING, FACTOR, TIMES_INPUT, INVERSE_OF_INPUT, PER_127, DIVISOR };
 // The order of scales.
 enum Order : u32 { ROWS, COLUMNS, SWIZZLED };
 
@@ -99,9 +99,12 @@ constexpr u32 LONG = 16, MOST_STRIPS = THREADS * 8 * ROUNDS / LONG + 2, SCALES =
 template <class C> struct Packed {
     static constexpr u32 ELEMENTS = C::ELEMENTS, BYTES = C::BYTES, ENTRIES = ZERO_POINTS + MOST_STRIPS;
 
-    // What scales are multiplied with.
+    // What scales are multiplied with, or divided by.
     STATIC float common(const Scaled& p) {
-        return p.mode == FACTOR ? number_at(p.global, p.global_kind, 0) : 1.0f;
+        return p.mode == FACTOR || p.mode == DIVISOR ? number_at(p.global, p.global_kind, 0) : 1.0f;
+    }
+    STATIC float whole(const Scaled& p, float scale, float common) {
+        return p.mode == DIVISOR ? scale / common : scale * common;
     }
 
     // What all numbers have in common: two factors, and scale and zero point if there is but one of each.
@@ -120,7 +123,7 @@ template <class C> struct Packed {
         }
         table[0] = bits_of(first);
         table[1] = bits_of(last);
-        table[2] = bits_of(p.scale ? number_at(p.scale, p.scale_kind, 0) * first : 1.0f);
+        table[2] = bits_of(p.scale ? whole(p, number_at(p.scale, p.scale_kind, 0), first) : 1.0f);
         table[3] = bits_of(p.zero_point ? number_at(p.zero_point, p.zero_kind, 0) : 0.0f);
     }
 
@@ -139,7 +142,7 @@ template <class C> struct Packed {
             u32 row = p.columns.quotient(element), column = element - row * p.columns.divisor;
             u32 below = p.height.quotient(p.row + row), beside = p.width.quotient(column);
             u64 block = place_of(p.order, p.block_rows, p.block_columns, below, beside);
-            if (p.scale) table[SCALES + i] = bits_of(number_at(p.scale, p.scale_kind, block) * common(p));
+            if (p.scale) table[SCALES + i] = bits_of(whole(p, number_at(p.scale, p.scale_kind, block), common(p)));
             if (p.zero_point) table[ZERO_POINTS + i] = bits_of(number_at(p.zero_point, p.zero_kind, block));
         }
     }
@@ -181,7 +184,7 @@ template <class C> struct Packed {
             u32 below = p.height.quotient(p.row + mine);
             u64 block = place_beside(p.order, p.block_rows, p.block_columns, below, p.width.quotient(beside));
             if (p.zero_point) v[i] = v[i] - number_beside(p.zero_point, p.zero_kind, block);
-            if (p.scale) v[i] = v[i] * (number_beside(p.scale, p.scale_kind, block) * first) * last;
+            if (p.scale) v[i] = v[i] * whole(p, number_beside(p.scale, p.scale_kind, block), first) * last;
         }
     }
 };

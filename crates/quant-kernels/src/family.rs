@@ -21,13 +21,19 @@ pub enum Family {
     Quanto,
     /// W4A8.
     W4A8,
+    /// GPTQ.
+    Gptq,
+    /// AWQ as it is packed for its GEMM.
+    Awq,
+    /// The packed integers of compressed-tensors.
+    Compressed,
     /// The formats of Nunchaku.
     Nunchaku,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::GgmlSimple,
         Self::GgmlK,
         Self::GgmlTernary,
@@ -37,6 +43,9 @@ impl Family {
         Self::Bnb,
         Self::Quanto,
         Self::W4A8,
+        Self::Gptq,
+        Self::Awq,
+        Self::Compressed,
         Self::Nunchaku,
     ];
 
@@ -52,6 +61,9 @@ impl Family {
             Self::Bnb => "bnb",
             Self::Quanto => "quanto",
             Self::W4A8 => "w4a8",
+            Self::Gptq => "gptq",
+            Self::Awq => "awq",
+            Self::Compressed => "compressed",
             Self::Nunchaku => "nunchaku",
         }
     }
@@ -68,6 +80,9 @@ impl Family {
             Self::Bnb => include_str!("../kernels/bnb.ptx"),
             Self::Quanto => include_str!("../kernels/quanto.ptx"),
             Self::W4A8 => include_str!("../kernels/w4a8.ptx"),
+            Self::Gptq => include_str!("../kernels/gptq.ptx"),
+            Self::Awq => include_str!("../kernels/awq.ptx"),
+            Self::Compressed => include_str!("../kernels/compressed.ptx"),
             Self::Nunchaku => include_str!("../kernels/nunchaku.ptx"),
         }
     }

@@ -44,6 +44,7 @@ fn other_formats_are_the_decoders_bit_for_bit() {
     let Some(kernels) = gpu("other_formats_are_the_decoders_bit_for_bit") else { return };
     check(&kernels, &common::corpus::formats(), StreamHandle::DEFAULT);
     check(&kernels, &common::made::formats(), StreamHandle::DEFAULT);
+    check(&kernels, &common::words::all(), StreamHandle::DEFAULT);
 }
 
 /// A stream that the driver did not get from us is taken by value.

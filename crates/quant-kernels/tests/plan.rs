@@ -11,7 +11,7 @@ use gpu_driver::{Bytes, DeviceAddress};
 use quant_kernels::{
     DevicePart, DeviceTarget, Family, KernelError, Kernels, Launch, Result, TargetKind, plan,
 };
-use quant_router::formats::{Bnb4, BnbKind, Codes, Family as Name, Global, Scaled, Scales};
+use quant_router::formats::{Bnb4, BnbKind, Codes, Family as Name, Global, PackedInt, Scaled, Scales, Words};
 use quant_router::{Format, PartRole, QuantError};
 
 /// Plans with every part at one place, as long as it is.
@@ -97,6 +97,52 @@ fn what_no_kernel_decodes_is_told_apart() {
     assert!(Kernels::supports(&long.weight));
     long.weight.format = Format::Bnb4(Bnb4 { kind: BnbKind::Nf4, block: 1 << 40, nested: None });
     assert!(!Kernels::supports(&long.weight));
+}
+
+/// Words of eight columns, 64 rows of 256, by 128.
+fn words(words: Words) -> Case {
+    let (bits, group, indexed, zero_less_one, symmetric) = (4, 128, false, true, false);
+    let format = PackedInt { bits, words, group, indexed, zero_less_one, symmetric };
+    let parts = [(PartRole::Data, "I32"), (PartRole::Scale, "F16"), (PartRole::ZeroPoint, "I32")];
+    weight("words", &[64, 256], Format::PackedInt(format), &parts)
+}
+
+#[test]
+fn integers_in_words_are_planned_by_tiles_and_refused_where_words_are_cut() {
+    let launch = |layout, rows| {
+        let launches = planned(&words(layout), 1 << 20, rows, TargetKind::Bf16).unwrap();
+        let [launch] = &launches[..] else { panic!("{launches:?}") };
+        (launch.family, launch.kernel, launch.blocks)
+    };
+    assert_eq!(launch(Words::Columns, 0..64), (Family::Gptq, "gptq4", 2));
+    assert_eq!(launch(Words::Along, 63..64), (Family::Compressed, "compressed4", 1));
+    assert_eq!(launch(Words::Rows, 5..7), (Family::Awq, "awq_gemm", 2));
+    assert!(planned(&words(Words::Columns), 1 << 20, 9..9, TargetKind::Bf16).unwrap().is_empty());
+    let refused = |change: fn(&mut Case)| {
+        let mut case = words(Words::Columns);
+        change(&mut case);
+        assert!(!Kernels::supports(&case.weight));
+        planned(&case, 1 << 20, 0..1, TargetKind::Bf16).unwrap_err()
+    };
+    for error in [
+        refused(|case| case.weight.shape = vec![60, 256]),
+        refused(|case| case.weight.shape = vec![2, 32, 256]),
+        refused(|case| case.weight.shape = vec![1 << 29, 8]),
+        refused(|case| {
+            let Format::PackedInt(format) = &mut case.weight.format else { panic!() };
+            format.bits = 5;
+        }),
+    ] {
+        assert!(matches!(error, KernelError::Unsupported { .. }), "{error}");
+    }
+    let mut small = words(Words::Columns);
+    small.parts.values_mut().for_each(|bytes| bytes.truncate(4));
+    assert!(matches!(
+        planned(&small, 1 << 20, 0..1, TargetKind::Bf16),
+        Err(KernelError::Quant(QuantError::PartSize { .. }))
+    ));
+    let odd = planned(&words(Words::Rows), 2, 0..64, TargetKind::Bf16).unwrap_err();
+    assert!(matches!(odd, KernelError::Misaligned { need: 4, .. }), "{odd}");
 }
 
 #[test]

@@ -3,10 +3,12 @@
 mod bnb;
 mod ggml;
 mod nunchaku;
+mod packed_int;
 mod quanto;
 mod run;
 mod scaled;
 mod source;
+mod tiles;
 mod w4a8;
 
 use std::ops::Range;
@@ -57,8 +59,8 @@ pub fn plan(
     plan_pieces(weight, parts, rows, target, run::LONGEST)
 }
 
-/// As [`plan`], in launches of at most so many elements, of which there are 2^30 at most in any case. Nunchaku's formats are
-/// decoded in one launch.
+/// As [`plan`], in launches of at most so many elements, of which there are 2^30 at most in any case. Formats that are
+/// decoded in tiles are so in one launch.
 pub fn plan_pieces(
     weight: &QuantWeight,
     parts: &[DevicePart<'_>],
@@ -107,6 +109,9 @@ pub(crate) fn kernel_of(weight: &QuantWeight) -> Result<(Family, &'static str)> 
         Format::Bnb4(_) => Ok((Family::Bnb, "bnb4")),
         Format::QuantoBits(_) => Ok((Family::Quanto, "quanto")),
         Format::W4A8(_) => Ok((Family::W4A8, "w4a8")),
+        Format::PackedInt(format) => {
+            packed_int::kernel(format).ok_or_else(|| unsupported(weight, "its words hold other numbers"))
+        }
         Format::Svdq(_) => Ok((Family::Nunchaku, "svdq")),
         Format::NunchakuAwq => Ok((Family::Nunchaku, "awq")),
         _ => Err(unsupported(weight, "its format is unknown here")),
@@ -122,6 +127,7 @@ fn launches(job: &Job<'_>) -> Result<Vec<Launch>> {
         Format::Bnb4(format) => bnb::plan(job, to, format),
         Format::QuantoBits(format) => quanto::plan(job, to, format),
         Format::W4A8(format) => w4a8::plan(job, to, format),
+        Format::PackedInt(format) => packed_int::plan(job, to, format),
         Format::Svdq(format) => nunchaku::plan_svdq(job, to, format),
         Format::NunchakuAwq => nunchaku::plan_awq(job, to),
         _ => Err(job.unsupported("its format is unknown here")),

@@ -6,6 +6,7 @@ use quant_router::formats::{Svdq, SvdqKind};
 use super::Job;
 use super::run::{Kernel, Words, countable};
 use super::source::Numbers;
+use super::tiles::Grid;
 use crate::error::Result;
 use crate::launch::Launch;
 
@@ -37,27 +38,19 @@ struct Tiles {
 
 impl Tiles {
     fn launches(&self, job: &Job<'_>, to: Kernel) -> Result<Vec<Launch>> {
-        let (rows, columns) = (job.weight.rows()?, job.weight.columns());
-        if job.first == job.end {
-            return Ok(Vec::new());
-        }
-        countable(job, rows, "it has too many rows")?;
-        countable(job, columns, "its rows are too long")?;
-        let (first, end) = (job.first / columns, job.end / columns);
-        let top = first / self.height;
-        let tiles = (end.div_ceil(self.height) - top) * self.across;
-        countable(job, tiles, "it has too many tiles")?;
+        let Some(grid) = Grid::of(job, self.height, self.across)? else { return Ok(Vec::new()) };
         let mut words = Words(vec![self.data, job.out]);
         for numbers in [self.scale, self.shift, self.smooth, self.row_scale, self.global, self.up, self.down]
         {
             words.word(numbers.address);
         }
-        words.word(top).pair(rows, columns).pair(first, end).pair(self.rank, tiles).divider(self.across);
+        words.word(grid.top).pair(grid.rows, grid.columns).pair(grid.first, grid.end);
+        words.pair(self.rank, grid.tiles).divider(self.across);
         words.pair(self.scale.kind().into(), self.shift.kind().into());
         words.pair(self.smooth.kind().into(), self.row_scale.kind().into());
         words.pair(self.global.kind().into(), self.up.kind().into());
         words.pair(self.down.kind().into(), self.fp4.into());
-        Ok(vec![to.launch(tiles, words)])
+        Ok(vec![to.launch(grid.tiles, words)])
     }
 }
 

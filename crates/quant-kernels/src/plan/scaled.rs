@@ -44,6 +44,7 @@ fn global(job: &Job<'_>, scaled: Scaled) -> Result<(u64, Numbers, Numbers)> {
         Global::TimesInput => (2, one(PartRole::GlobalScale)?, one(PartRole::InputScale)?),
         Global::InverseOfInput => (3, one(PartRole::GlobalScale)?, one(PartRole::InputScale)?),
         Global::Per127 => (4, Numbers::NONE, Numbers::NONE),
+        Global::Divisor => (5, one(PartRole::GlobalScale)?, Numbers::NONE),
         _ => return Err(job.unsupported("what else is multiplied is unknown here")),
     })
 }

@@ -21,7 +21,8 @@ const GGML: &[(&str, &[u8])] = files!("ggml", ".blocks":
     "Q4_0" "Q4_1" "Q5_0" "Q5_1" "Q8_0" "Q8_1" "Q1_0" "Q2_0" "Q2_K" "Q3_K" "Q4_K" "Q5_K" "Q6_K" "Q8_K"
     "IQ4_NL" "IQ4_XS" "MXFP4" "NVFP4" "TQ1_0" "TQ2_0" "IQ1_S" "IQ1_M" "IQ2_XXS" "IQ2_XS" "IQ2_S" "IQ3_XXS" "IQ3_S");
 const FORMATS: &[(&str, &[u8])] = files!("formats", ".safetensors":
-    "fp8" "fp8-plain" "int8" "nvfp4" "mxfp8" "bnb" "quanto" "torchao" "w4a8" "nunchaku" "rotation" "experts");
+    "fp8" "fp8-plain" "int8" "nvfp4" "nvfp4-modelopt" "nvfp4-compressed-tensors" "mxfp8" "bnb" "quanto" "torchao" "w4a8" "nunchaku" "rotation" "experts"
+    "gptq" "gptq-v2" "gptq-3bit" "awq" "compressed-tensors-int");
 
 /// The type of this name.
 pub(crate) fn kind(name: &str) -> GgmlType {
@@ -79,6 +80,6 @@ pub(crate) fn formats() -> Vec<Case> {
         let _ = std::fs::remove_file(path);
     }
     let _ = std::fs::remove_dir(folder);
-    assert!(cases.len() > 120, "{}", cases.len());
+    assert!(cases.len() > 140, "{}", cases.len());
     cases
 }

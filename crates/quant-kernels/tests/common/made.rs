@@ -80,6 +80,7 @@ fn scaled(
     let global = match (has(PartRole::GlobalScale), has(PartRole::InputScale)) {
         (true, true) if codes == Codes::E2m1Low => Global::TimesInput,
         (true, true) => Global::InverseOfInput,
+        (true, false) if codes == Codes::E2m1Low => Global::Divisor,
         (true, false) => Global::Factor,
         _ if family == Family::BnbInt8 => Global::Per127,
         _ => Global::None,
@@ -141,6 +142,10 @@ pub(crate) fn formats() -> Vec<Case> {
             &[(Scale, "F8_E4M3"), (GlobalScale, "F32"), (InputScale, "F32")],
         ),
     ];
+    for shape in [[70, 96], [9, 40]] {
+        let (divided, parts) = (grid(1, 16, Order::Rows), [(Scale, "F8_E4M3"), (GlobalScale, "F32")]);
+        cases.push(scaled("nvfp4 divided", &shape, Family::NvFp4, E2m1Low, divided, &parts));
+    }
     cases.extend(packed());
     cases.extend(tiled());
     cases

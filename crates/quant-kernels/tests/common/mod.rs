@@ -5,6 +5,7 @@
 pub(crate) mod corpus;
 pub(crate) mod made;
 pub(crate) mod rig;
+pub(crate) mod words;
 
 use std::collections::BTreeMap;
 
@@ -34,5 +35,6 @@ pub(crate) fn cases() -> Vec<Case> {
     all.extend(corpus::formats());
     all.extend(made::ggml());
     all.extend(made::formats());
+    all.extend(words::all());
     all
 }
