@@ -53,7 +53,7 @@ def measure(options):
 
 def one_format(kernels, name, weight, sizes, options):
     """A format in every type of numbers, and once by others."""
-    sets = [{tensor: numbers(size) for tensor, size in sizes.items()} for _ in range(SETS)]
+    sets = [dequant_formats.filled(name, weight, sizes, numbers) for _ in range(SETS)]
     given = [{tensor: (part.data_ptr(), part.nbytes) for tensor, part in parts.items()} for parts in sets]
     found = []
     for label, dtype in DTYPES.items():

@@ -1,10 +1,14 @@
 """The weights of the bench `dequant`: one of every format, described as a file would hold it, with bytes that are numbers.
 
-A format is a list of tensors: what follows the layer's name, type, and shape as functions of rows and columns.
+A format is a list of tensors: what follows the layer's name, type, and shape as functions of rows and columns, or what is in it.
 """
 
 import json
 import math
+import struct
+
+import place
+import torch
 
 GGML = {
     # Bytes and elements of a block.
@@ -15,7 +19,7 @@ GGML = {
     **{"IQ1_M": (56, 256), "IQ2_XXS": (66, 256), "IQ2_XS": (74, 256), "IQ2_S": (82, 256), "IQ3_XXS": (98, 256)},
     "IQ3_S": (110, 256),
 }
-SIZES = {"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BF16": 2, "F16": 2, "I32": 4, "F32": 4}
+SIZES = {"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BF16": 2, "F16": 2, "I32": 4, "F32": 4, "I64": 8}
 
 
 def tensors(rows, columns):
@@ -78,7 +82,43 @@ def tensors(rows, columns):
             ("wscales", "BF16", [c // 64, r]),
             ("wzeros", "BF16", [c // 64, r]),
         ],
+        **{f"GPTQ, {bits} bits by 128": gptq(r, c, bits) for bits in (2, 3, 4, 8)},
+        "GPTQ, 4 bits by 32": gptq(r, c, 4, 32),
+        SHUFFLED: gptq(r, c, 4),
+        "AWQ": [
+            ("qweight", "I32", [c, r // 8]),
+            ("qzeros", "I32", [c // 128, r // 8]),
+            ("scales", "F16", [c // 128, r]),
+        ],
+        "compressed-tensors, 4 bits by 128": compressed(r, c, 4, 128),
+        "compressed-tensors, 4 bits by 32, zero points": [
+            *compressed(r, c, 4, 32),
+            ("weight_zero_point", "I32", [r // 8, c // 32]),
+        ],
+        "compressed-tensors, 8 bits a row": compressed(r, c, 8, c),
     }
+
+
+SHUFFLED = "GPTQ, 4 bits by 128, columns in their own order"
+
+
+def gptq(rows, columns, bits, group=128):
+    """As files of GPTQ have it, with the group of each column."""
+    return [
+        ("qweight", "I32", [columns * bits // 32, rows]),
+        ("qzeros", "I32", [columns // group, rows * bits // 32]),
+        ("scales", "F16", [columns // group, rows]),
+        ("g_idx", "I32", [columns]),
+    ]
+
+
+def compressed(rows, columns, bits, group):
+    """Integers as compressed-tensors packs them."""
+    return [
+        ("weight_packed", "I32", [rows, columns * bits // 32]),
+        ("weight_scale", "BF16", [rows, columns // group]),
+        ("weight_shape", "I64", struct.pack("<qq", rows, columns)),
+    ]
 
 
 def described(rows, columns):
@@ -90,14 +130,33 @@ def described(rows, columns):
         ((weight, _),), _, _ = _native.quant_detect([("layer.weight", kind, [rows, columns])], {}, lambda _: b"", [])
         found.append((kind, weight, {"layer.weight": rows * columns // elements * block}))
     for name, parts in tensors(rows, columns).items():
-        texts = {f"layer.{end}": json.dumps(shape).encode() for end, _, shape in parts if isinstance(shape, dict)}
-        listed = [
-            (f"layer.{end}", kind, [len(texts[f"layer.{end}"])] if isinstance(shape, dict) else shape)
-            for end, kind, shape in parts
-        ]
+        texts = {f"layer.{end}": held(shape) for end, _, shape in parts if not isinstance(shape, list)}
+        listed = []
+        for end, kind, shape in parts:
+            text = texts.get(f"layer.{end}")
+            listed.append((f"layer.{end}", kind, shape if text is None else [len(text) // SIZES[kind]]))
         weights, _, _ = _native.quant_detect(listed, {}, texts.__getitem__, [])
         weight = weights[0][0]
         wanted = {tensor for _, tensor, *_ in weight.parts}
         sizes = {tensor: SIZES[kind] * math.prod(shape) for tensor, kind, shape in listed if tensor in wanted}
         found.append((name, weight, sizes))
     return found
+
+
+def held(content):
+    """The bytes of a tensor that says something."""
+    return content if isinstance(content, bytes) else json.dumps(content).encode()
+
+
+def filled(name, weight, sizes, numbers):
+    """The parts of a weight: `numbers(size)` of each, but groups that there are where columns name theirs."""
+    parts = {tensor: numbers(size) for tensor, size in sizes.items()}
+    shapes = {role: shape for role, _, _, shape in weight.parts}
+    for role, tensor, *_ in weight.parts:
+        if role == "GroupIndex":
+            (columns,) = shapes[role]
+            index = torch.arange(columns, dtype=torch.int32) // (columns // shapes["Scale"][0])
+            if name == SHUFFLED:
+                index = index[torch.randperm(columns)]
+            parts[tensor] = index.view(torch.uint8).to(place.TENSORS)
+    return parts

@@ -25,6 +25,8 @@ def of(name, weight):
         found["PyTorch"] = functools.partial(codebook, weight)
         if importlib.util.find_spec("bitsandbytes"):
             found["bitsandbytes"] = functools.partial(bitsandbytes, weight)
+    if name.startswith("GPTQ, 4 bits by"):
+        found["PyTorch"] = functools.partial(words, weight)
     if name in diffusers_types():
         found["diffusers"] = functools.partial(diffusers, name, weight)
     return found
@@ -49,6 +51,23 @@ def times_blocks(weight, parts):
     data = part(weight, parts, "Data").view(torch.float8_e4m3fn).view(rows // 128, 128, columns // 128, 128)
     scale = part(weight, parts, "Scale").view(torch.float32).view(rows // 128, 1, columns // 128, 1)
     return lambda: (data.to(torch.bfloat16) * scale.to(torch.bfloat16)).view(rows, columns)
+
+
+def words(weight, parts):
+    """Numbers of 4 bits shifted out of words, less a zero point and times a scale by their group: as GPTQ's libraries do in PyTorch."""
+    rows, columns = weight.shape
+    data = part(weight, parts, "Data").view(torch.int32).view(columns // 8, 1, rows)
+    zero = part(weight, parts, "ZeroPoint").view(torch.int32).view(-1, rows // 8, 1)
+    scale = part(weight, parts, "Scale").view(torch.float16).view(-1, rows).bfloat16()
+    group = part(weight, parts, "GroupIndex").view(torch.int32)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=data.device)
+
+    def run():
+        codes = ((data >> shifts[None, :, None]) & 15).view(columns, rows)
+        less = ((zero >> shifts) & 15).view(-1, rows) + 1
+        return (scale[group] * (codes - less[group])).T.contiguous()
+
+    return run
 
 
 def codebook(weight, parts):

@@ -21,7 +21,7 @@ def formats():
 
 
 def test_every_format_is_described_with_parts_of_its_size(formats):
-    assert len({name for name, *_ in formats}) == len(formats) > 38
+    assert len({name for name, *_ in formats}) == len(formats) > 48
     for name, weight, sizes in formats:
         assert weight.rows * weight.columns == SHAPE[0] * SHAPE[1], name
         assert _native.DeviceKernels.supports(weight), name
@@ -40,7 +40,7 @@ def test_others_give_nearly_the_same_numbers(formats, monkeypatch):
     monkeypatch.setattr(place, "TENSORS", "cpu")
     compared = 0
     for name, weight, sizes in formats:
-        parts = {tensor: dequant.numbers(size) for tensor, size in sizes.items()}
+        parts = dequant_formats.filled(name, weight, sizes, dequant.numbers)
         want = decoded(weight, parts).double()
         for other, make in dequant_peers.of(name, weight).items():
             if other == "bitsandbytes":
@@ -49,7 +49,20 @@ def test_others_give_nearly_the_same_numbers(formats, monkeypatch):
             error = (have - want).norm() / want.norm()
             assert error < 0.02, (name, other, error)
             compared += 1
-    assert compared >= 5
+    assert compared >= 8
+
+
+def test_columns_name_groups_that_there_are(formats, monkeypatch):
+    monkeypatch.setattr(place, "TENSORS", "cpu")
+    seen = []
+    for name, weight, sizes in formats:
+        parts = dequant_formats.filled(name, weight, sizes, dequant.numbers)
+        for role, tensor, *_ in weight.parts:
+            if role == "GroupIndex":
+                index = parts[tensor].view(torch.int32)
+                assert torch.isfinite(decoded(weight, parts).float()).all(), name
+                seen.append(bool((index.diff() >= 0).all()))
+    assert seen.count(False) == 1 and seen.count(True) >= 5
 
 
 def test_bytes_are_numbers_whatever_float_they_are(monkeypatch):
