@@ -184,6 +184,7 @@ class Prepared:
             for module in model.modules():
                 overrides.set(module, MARK, attachment)
             _settle_adapters(model)
+            _load_kernels(model, target)
             finish()
             return attachment
         except BaseException:
@@ -215,6 +216,18 @@ def _settle_adapters(model: nn.Module) -> None:
     adapters = sys.modules.get(f"{__package__}.adapters.state")
     if adapters is not None:
         adapters.attached(model)
+
+
+def _load_kernels(model: nn.Module, target: Target) -> None:
+    """Loads what the model's quantized layers need on the GPU: no forward waits for it, nor a graph that is captured."""
+    layers = sys.modules.get(f"{__package__}.quant.module")
+    if layers is None or target.emulated:
+        return
+    quantized = [module for module in model.modules() if isinstance(module, layers.QuantModule)]
+    if quantized:
+        devices = sys.modules[f"{__package__}.quant.devices"]
+        with phase("attach.kernels"):
+            devices.prepare(((layer.quant_text, layer.compute_dtype) for layer in quantized), target.device)
 
 
 def _insist(work: Callable[[], None]) -> None:

@@ -5,7 +5,8 @@ The last is said once a format, since packed bytes then go to the CPU in each fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from .. import _native
 from ..errors import DeviceError, NotAvailableError
-from .description import Description
+from .description import Description, described
 from .expressions import expression
 from .notes import note_once
 
-__all__ = ["on_device"]
+__all__ = ["on_device", "prepare"]
 
 _WRITTEN = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -36,6 +37,16 @@ def _kernels(index: int) -> Any:
             f"no kernels for the GPU {index}: {error}; PyTorch's operators and the CPU dequantize weights, more slowly"
         )
         return None
+
+
+def prepare(weights: Iterable[tuple[str, torch.dtype]], device: torch.device) -> None:
+    """Loads the kernels of weights, by description and type of numbers, which takes tenths of a second where the driver
+    compiles them. What cannot be loaded is said by the forward that needs it."""
+    wanted = sorted({(text, name) for text, dtype in weights if (name := _WRITTEN.get(dtype)) is not None})
+    kernels = _kernels(device.index or 0) if wanted else None
+    for text, name in wanted if kernels is not None else ():
+        with contextlib.suppress(NotAvailableError, DeviceError):
+            kernels.prepare(described(text).weight, name)
 
 
 def on_device(known: Description, parts: Sequence[Tensor], rows: tuple[int, int], dtype: torch.dtype) -> Tensor:
