@@ -28,9 +28,9 @@ def main() -> None:
         with startup.collect_startup_timings(synchronize, name="vae_startup") as timings:
             with startup.phase("import.torch"):
                 import torch
-            with startup.phase("import.weightstream"):
+            with startup.phase("import.diffusers"):
                 from diffusers import AutoencoderKLWan  # noqa: F401
-
+            with startup.phase("import.weightstream"):
                 from weightstream.loaders import VAELoader
             timings.add_facts(
                 model=folder.name,

@@ -30,10 +30,10 @@ def main() -> None:
         with startup.collect_startup_timings(synchronize, name="wan_pipeline_startup") as timings:
             with startup.phase("import.torch"):
                 import torch
-            with startup.phase("import.weightstream"):
+            with startup.phase("import.diffusers"):
                 from diffusers import WanPipeline  # noqa: F401
                 from transformers import UMT5EncoderModel  # noqa: F401
-
+            with startup.phase("import.weightstream"):
                 from weightstream.loaders import PipelineComponentLoader
             timings.add_facts(
                 model=folder.name,
