@@ -105,15 +105,6 @@ def test_adapters_are_pinned_only_where_that_is_asked_for() -> None:
     assert sizes[0][0] < sizes[1][0]
 
 
-def test_models_that_share_weights_are_refused_by_name_and_unchanged() -> None:
-    models, _, _ = pipeline("transformer", "vae")
-    models["vae"].first = models["transformer"].first
-    with pytest.raises(ModelError, match="vae.first.weight has the weights of transformer.first.weight"):
-        set_up(models)
-    assert models["vae"].last.weight.dtype == torch.float32
-    assert type(models["vae"].last.weight) is torch.nn.Parameter
-
-
 def test_what_cannot_be_attached_is_refused_before_anything_changes() -> None:
     models, _, _ = pipeline("transformer", "vae")
     models["vae"].last.weight = torch.nn.Parameter(torch.empty(64, 64, device="meta"))

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from pipeline_models import Model
+from shared_models import Guided
 
 from weightstream import offload, profile_type, runtime
 
@@ -72,3 +73,23 @@ def test_a_model_on_the_second_gpu_uses_it() -> None:
         assert runtime.execution_device(pipe["transformer"]) == torch.device("cuda:0")
         with torch.inference_mode():
             assert pipe["vae"](torch.randn(1, 512).bfloat16()).device == torch.device("cuda:1")
+
+
+@torch.inference_mode()
+def test_an_encoder_of_two_models_streams_for_both_with_the_resident_bits() -> None:
+    torch.manual_seed(3)
+    pipe: dict[str, Guided] = dict(zip(("prior", "decoder"), (Guided(m, 12, 1024) for m in [Model(1024, 16)] * 2)))
+    references = {name: copy.deepcopy(model).bfloat16().cuda() for name, model in pipe.items()}
+    x = torch.randn(32, 1024).bfloat16()
+    budgets = {"prior": 60, "decoder": 60}
+    with offload.all(pipe, quantizeTransformer=False, pinnedMemory=True, budgets=budgets, coTenantsMap={}) as managed:
+        for generation in range(6):
+            for name in ("prior", "prior", "decoder"):
+                for module in (*pipe[name].modules(), *references[name].modules()):
+                    if isinstance(module, Model):
+                        module.scale.fill_(1)  # which a forward of either writes
+                assert torch.equal(pipe[name](x), references[name](x.cuda())), (generation, name)
+        assert managed.shared["prior+decoder"].attachment.stats()["copies"] > 0
+        addresses = {model.encoder.blocks[0].up.weight.data_ptr() for model in pipe.values()}
+        assert len(addresses) == 1
+    assert pipe["prior"].encoder.first.weight.device.type == "cpu"

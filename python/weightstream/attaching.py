@@ -23,7 +23,7 @@ from .locking import watch_locking
 from .overrides import Overrides
 from .ownership import Owned, Ownership, collect
 from .refusals import refuse_changes
-from .running import Runtime
+from .running import Part, Runtime
 from .segments import small_tensors
 from .startup.phases import phase
 from .steps import ModelSteps, streaming_blocks
@@ -119,6 +119,14 @@ class Place:
     """Methods besides the root's forward that need the model: the module and the name of each."""
     adapt: Callable[[Any], Any] | None = None
     """What is done to the arguments of the root and of those methods."""
+    wanted: Callable[[torch.Tensor], bool] | None = None
+    """Which registered tensors are the model's to place; None for all."""
+    strangers: frozenset[int] = frozenset()
+    """Modules in it, by id, that somebody else manages."""
+    loose: tuple[nn.Module, ...] = ()
+    """Modules of it with tensors that somebody else places, whose calls need the model nevertheless."""
+    parts: tuple[Part, ...] = ()
+    """What it shares with others."""
 
 
 class Prepared:
@@ -142,8 +150,16 @@ class Prepared:
         self.forms = DeviceForms(target.device)
         for name, parameter in model.named_parameters():
             check_held(name, parameter, target.device)
+        wanted, strangers = (None, frozenset()) if place is None else (place.wanted, place.strangers)
         # The pages of a model that shares its device may be another's between its steps: what it writes is not kept there.
-        self.ownership = collect(model, towers, flatten=self.forms.flatten, buffers=place is None)
+        self.ownership = collect(
+            model,
+            towers,
+            flatten=self.forms.flatten,
+            buffers=place is None,
+            wanted=wanted,
+            strangers=strangers,
+        )
         self.binding = Binding(self.ownership, self.forms, target.device)
         shared = None if place is None else (place.group.share, place.name, place.company)
         self.plan = _plan(target, self.ownership, self.binding, budget, look_ahead, lock, shared, threads)
@@ -175,14 +191,15 @@ class Prepared:
                 overrides.set(model, "forward", wrap_root(runtime, name, root, steps))
             if self.place is not None:
                 self._join(self.place, runtime, steps, overrides)
-            refuse_changes(model, binding, overrides)
+            refuse_changes(model, binding, overrides, ownership.strangers)
             survivors = [*watch.survivors(in_place), *binding.shared_in_place(set(in_place))]
             facts = _facts(target, ownership, survivors, binding, in_place, sorted(shared.difference(in_place)))
             attachment = Attachment(model, ownership, binding, runtime, steps, turns, overrides, facts)
             if locking is not None:
                 locking.finish()
             for module in model.modules():
-                overrides.set(module, MARK, attachment)
+                if id(module) not in ownership.strangers:
+                    overrides.set(module, MARK, attachment)
             _settle_adapters(model)
             _load_kernels(model, target)
             finish()
@@ -195,6 +212,9 @@ class Prepared:
     def _join(self, place: Place, runtime: Runtime, steps: ModelSteps, overrides: Overrides) -> None:
         """Makes every way into the model bring it first."""
         runtime.adapt, runtime.name, runtime.company = place.adapt, place.name, place.company
+        runtime.parts.extend(place.parts)
+        for part in place.parts:
+            part.joined(runtime)
         for module, method in place.hooked:
             where = f"{type(module).__name__}.{method}"
             overrides.set(module, method, wrap_root(runtime, where, getattr(module, method), steps))
@@ -205,7 +225,7 @@ class Prepared:
             if owned.block is None or owned.index in inside
             for user in owned.users
         ]
-        modules = {id(module): module for module in users if module is not self.model}
+        modules = {id(module): module for module in (*users, *place.loose) if module is not self.model}
         runtime.doors = Doors(list(modules.values()), runtime.bring)
         place.group.join(runtime)
         place.group.refresh()

@@ -74,6 +74,8 @@ class Attachment:
         self._detached = False
         self._reserved = 0
         """Bytes of the budget that are kept for what is on the device beside the weights."""
+        self.apart = 0
+        """Bytes of the budget that weights take which the model shares with others, and which are managed apart."""
         self.after_detach: list[Callable[[], None]] = []
         """What is done once the model is plain again, last first."""
         # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
@@ -136,7 +138,7 @@ class Attachment:
     def budget(self) -> Optional[int]:
         """The device memory that the weights may take, those of adapters included, in bytes; without what `autoPreload` adds."""
         budget = None if self._leaving else self._own_budget()
-        return None if budget is None else budget + self._reserved
+        return None if budget is None else budget + self._reserved + self.apart
 
     def set_budget(self, budget: Union[int, str, None]) -> None:
         """Changes it, in the spellings of `attach`, between the model's forwards. Blocks until the model's work has run.
@@ -152,15 +154,16 @@ class Attachment:
             if self._leaving:
                 raise StateError("the model is detached; it takes no device memory")
             runtime.check_idle("set_budget")
-            if self._reserved and isinstance(budget, (int, str)) and "%" not in str(budget):
-                self._limit(self._less(parse_bytes(budget), self._reserved))
+            beside = self._reserved + self.apart
+            if beside and isinstance(budget, (int, str)) and "%" not in str(budget):
+                self._limit(self._less(parse_bytes(budget), beside))
                 return
             before = self._own_budget()
             self._limit(budget)
             resolved = self._own_budget()
-            if self._reserved and resolved is not None:
+            if beside and resolved is not None:
                 try:
-                    self._limit(self._less(resolved, self._reserved))
+                    self._limit(self._less(resolved, beside))
                 except BudgetError:
                     self._limit(before)
                     raise
@@ -176,7 +179,7 @@ class Attachment:
             runtime.check_idle("reserve")
             whole = self.budget
             if whole is not None and nbytes != self._reserved:
-                self._limit(self._less(whole, nbytes))
+                self._limit(self._less(whole, nbytes + self.apart))
                 self._reserved = nbytes
 
     def _own_budget(self) -> Optional[int]:
@@ -188,7 +191,9 @@ class Attachment:
     def _less(budget: int, nbytes: int) -> int:
         """What is left of a budget for the weights. BudgetError if that is nothing."""
         if budget <= nbytes:
-            raise BudgetError(f"a budget of {budget} bytes is too small: {nbytes} are kept for adapters alone")
+            raise BudgetError(
+                f"a budget of {budget} bytes is too small: {nbytes} are kept for adapters and what other models share alone"
+            )
         return budget - nbytes
 
     def _limit(self, budget: Union[int, str, None]) -> None:

@@ -41,7 +41,7 @@ _LATER = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def anchors_of(ownership: Ownership) -> list[nn.Module]:
-    """Every module whose calls can tell segments apart: blocks and what they call, each in one block only."""
+    """Every module whose calls can tell segments apart: blocks and what they call, each in one block only. Not strangers."""
     owners: dict[int, set[int]] = {}
     modules: dict[int, nn.Module] = {}
     roots = {id(block.module) for block in ownership.blocks}
@@ -50,7 +50,7 @@ def anchors_of(ownership: Ownership) -> list[nn.Module]:
         while todo:
             module = todo.pop()
             labels = owners.setdefault(id(module), set())
-            if block.index in labels:
+            if block.index in labels or id(module) in ownership.strangers:
                 continue
             labels.add(block.index)
             modules[id(module)] = module

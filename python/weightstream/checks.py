@@ -18,8 +18,9 @@ _OFFLOADING = ("offload", "layerwise_casting")
 """Parts of the names under which diffusers registers hooks that move or cast weights."""
 
 
-def check_model(model: object) -> None:
-    """Raises ModelError or StateError, naming what is wrong, for a model that cannot be attached."""
+def check_model(model: object, anywhere: bool = False) -> None:
+    """Raises ModelError or StateError, naming what is wrong, for a model that cannot be attached. `anywhere` says that it need
+    not be in CPU memory yet."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"attach takes a torch.nn.Module, not a {type(model).__name__}{_instead(model)}")
     for name, module in model.named_modules():
@@ -34,7 +35,7 @@ def check_model(model: object) -> None:
         for kind in (module._parameters, module._buffers):
             for key, tensor in kind.items():
                 if tensor is not None:
-                    _check_tensor(f"{name}.{key}" if name else key, tensor)
+                    _check_tensor(f"{name}.{key}" if name else key, tensor, anywhere)
 
 
 def _instead(pipeline: object) -> str:
@@ -63,8 +64,8 @@ def _check_hooks(where: str, module: nn.Module) -> None:
             raise ModelError(f"{where} has diffusers' {hook!r} hook, which moves or casts its weights; remove it first")
 
 
-def _check_tensor(path: str, tensor: Tensor) -> None:
-    """Refuses tensors that are not in host memory."""
+def _check_tensor(path: str, tensor: Tensor, anywhere: bool) -> None:
+    """Refuses tensors that are not in host memory, or, with `anywhere`, nowhere."""
     # Before PyTorch 2.6 isinstance calls any wrapped parameter an instance of every parameter class.
     if issubclass(type(tensor), ManagedParameter):
         raise StateError(f"{path} belongs to a model that is attached; detach() it first")
@@ -74,5 +75,5 @@ def _check_tensor(path: str, tensor: Tensor) -> None:
         name = ".".join((path, *inner))
         if leaf.is_meta:
             raise ModelError(f"{name} is on the meta device: load the model's weights before attaching")
-        if leaf.device.type != "cpu":
+        if leaf.device.type != "cpu" and not (anywhere and leaf.device.type == "cuda"):
             raise ModelError(f"{name} is on {leaf.device}; attach takes models in CPU memory: call model.cpu() first")

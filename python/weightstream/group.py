@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from .errors import StateError
 from .overrides import is_adapted
 
 if TYPE_CHECKING:
-    from .running import Runtime
+    from .running import Part, Runtime
 
 __all__ = ["Doors", "Group", "execution_scope"]
 
@@ -71,8 +71,8 @@ class Group:
         self._send_companions_away(runtime)
         try:
             self._arrive(runtime)
-            for companion in list(runtime.companions):
-                companion.come()
+            for beside in (*runtime.parts, *runtime.companions):
+                beside.come()
         finally:
             self.refresh()
         if checkpoint is not None:
@@ -98,17 +98,21 @@ class Group:
     def refresh(self) -> None:
         """Puts doors on the models that are away, and takes them off those that are here."""
         for runtime in self._alive():
-            is_here = runtime.offloader.is_here()
-            runtime.doors.set(not is_here)
-            if not is_here:
+            runtime.shut_doors()
+            if not runtime.offloader.is_here():
                 _vacate_companions(runtime)
 
     def _send_companions_away(self, coming: Runtime) -> None:
         """Takes off the device what is there for models that leave beside their weights: it counts in their budgets."""
-        for runtime in self._alive():
-            stays = coming.company is None or runtime.company is None or runtime.name in coming.company
-            if runtime is not coming and not stays and not runtime.open:
-                _vacate_companions(runtime)
+        leaving = [
+            runtime
+            for runtime in self._alive()
+            if runtime is not coming
+            and not runtime.open
+            and not (coming.company is None or runtime.company is None or runtime.name in coming.company)
+        ]
+        for runtime in leaving:
+            _vacate_companions(runtime, leaving, coming.parts)
 
     def report(self) -> dict[str, Any]:
         """Which models are here, and the pages they hold."""
@@ -139,9 +143,12 @@ class Group:
         return [runtime for runtime in (ref() for ref in self._members) if runtime is not None]
 
 
-def _vacate_companions(runtime: Runtime) -> None:
+def _vacate_companions(runtime: Runtime, leaving: Collection[Runtime] = (), staying: Collection[Part] = ()) -> None:
     for companion in list(runtime.companions):
         companion.leave()
+    for part in runtime.parts:
+        if part not in staying:
+            part.leave([runtime, *leaving])
 
 
 class Doors:

@@ -111,6 +111,8 @@ class Ownership:
     """The towers they came from."""
     unseen: list[Unseen]
     """Modules and tensors that the model holds outside its module tree, which nobody places."""
+    strangers: frozenset[int] = frozenset()
+    """Modules, by id, that lie in the model and belong to somebody else: their forwards are not its to wrap or to watch."""
 
     @property
     def nbytes(self) -> int:
@@ -125,10 +127,13 @@ def collect(
     flatten: Flatten = inner_tensors,
     large_buffer: int = LARGE_BUFFER,
     buffers: bool = True,
+    wanted: Callable[[Tensor], bool] | None = None,
+    strangers: frozenset[int] = frozenset(),
 ) -> Ownership:
     """Finds every parameter and buffer of `model` and gives each an owner.
 
     Without `buffers` those that a forward may write, and that share no bytes with a parameter, are left to their model.
+    Registered tensors that are not `wanted` are somebody else's, and so are the modules whose ids are `strangers`.
 
     Raises ModelError, naming the tensor, for what has no bytes of its own (meta, lazy, sparse, opaque subclasses) or
     cannot be rebuilt from them, and for a model without parameters.
@@ -139,8 +144,8 @@ def collect(
             blocks.append(Block(len(blocks), number, name, module))
     holders = _holders(model, blocks)
     tensors: list[Owned] = []
-    for span, users in _grouped(_users(model, flatten)):
-        if not buffers and all(user.is_buffer and not _is_quantized(user) for user in users):
+    for span, users in _grouped(users_of(model, flatten, wanted)):
+        if not buffers and all(user.is_buffer and not is_quantized(user) for user in users):
             continue
         owners = set().union(*(holders[id(user.module)] for user in users))
         block = owners.pop() if len(owners) == 1 else None
@@ -157,7 +162,7 @@ def collect(
         # The sort is stable: a module's own tensors keep their order, and so does what lies under unknown lists.
         block.tensors.sort(key=lambda number: order.get(id(tensors[number].users[0].module), len(order)))
     base = [tensor.index for tensor in tensors if tensor.block is None]
-    return Ownership(tensors, base, blocks, list(towers), find_unseen(model))
+    return Ownership(tensors, base, blocks, list(towers), find_unseen(model), strangers)
 
 
 def _holders(model: nn.Module, blocks: Sequence[Block]) -> dict[int, set[int | None]]:
@@ -182,8 +187,9 @@ def _holders(model: nn.Module, blocks: Sequence[Block]) -> dict[int, set[int | N
     return holders
 
 
-def _users(model: nn.Module, flatten: Flatten) -> list[User]:
-    """All registered tensors, by module in pre-order, wrappers opened up; behind them what parameters hold beside themselves."""
+def users_of(model: nn.Module, flatten: Flatten, wanted: Callable[[Tensor], bool] | None = None) -> list[User]:
+    """All registered tensors, or those that are `wanted`, by module in pre-order, wrappers opened up; behind them what parameters
+    hold beside themselves."""
     users: list[User] = []
     held: list[User] = []
     finder = HeldTensors()
@@ -191,7 +197,7 @@ def _users(model: nn.Module, flatten: Flatten) -> list[User]:
         entries = [(name, tensor, False) for name, tensor in module._parameters.items()]
         entries += [(name, tensor, True) for name, tensor in module._buffers.items()]
         for name, tensor, is_buffer in entries:
-            if tensor is None:
+            if tensor is None or (wanted is not None and not wanted(tensor)):
                 continue
             path = f"{prefix}.{name}" if prefix else name
             _check_open(path, tensor)
@@ -230,7 +236,12 @@ def _check_plain(path: str, tensor: Tensor) -> None:
 
 
 def _grouped(users: Sequence[User]) -> list[tuple[Span, list[User]]]:
-    """Groups of users whose intervals overlap, in registration order; empty tensors are grouped by identity."""
+    """Groups of users whose intervals overlap, in registration order, each with its place in the interval."""
+    return [(span, [_placed(users[i], span) for i in members]) for span, members in overlapping(users)]
+
+
+def overlapping(users: Sequence[User]) -> list[tuple[Span, list[int]]]:
+    """Which users' intervals overlap, by position, in registration order; empty tensors are grouped by identity."""
     placed: list[tuple[object, Span, int]] = []
     groups: dict[object, list[int]] = {}
     spans: dict[object, Span] = {}
@@ -251,7 +262,7 @@ def _grouped(users: Sequence[User]) -> list[tuple[Span, list[User]]]:
         spans[key] = Span(held.address, max(held.end, span.end) - held.address)
         groups[key].append(position)
     ordered = sorted(groups.items(), key=lambda entry: min(entry[1]))
-    return [(spans[key], [_placed(users[i], spans[key]) for i in sorted(members)]) for key, members in ordered]
+    return [(spans[key], sorted(members)) for key, members in ordered]
 
 
 def _placed(user: User, span: Span) -> User:
@@ -268,10 +279,10 @@ def _streams(users: Sequence[User], nbytes: int, large_buffer: int) -> bool:
     buffers = [user for user in users if user.is_buffer]
     if not buffers:
         return True
-    return len(buffers) == len(users) and nbytes >= large_buffer and all(_is_quantized(user) for user in buffers)
+    return len(buffers) == len(users) and nbytes >= large_buffer and all(is_quantized(user) for user in buffers)
 
 
-def _is_quantized(user: User) -> bool:
+def is_quantized(user: User) -> bool:
     """Whether the buffer is persistent and its module is of a class known to keep weights in buffers."""
     persistent = user.name not in user.module._non_persistent_buffers_set
     return persistent and any(part in type(user.module).__name__ for part in _QUANTIZED_CLASSES)

@@ -14,13 +14,14 @@ The tensors of `state_dict()` are the bytes that are streamed, not copies of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import Tensor, nn
 
 from .binding import Binding
 from .errors import StateError
+from .guard import ManagedParameter
 from .overrides import Overrides
 
 __all__ = ["refuse_changes"]
@@ -38,9 +39,11 @@ _LOADERS = ("load_lora_adapter", "load_adapter")
 """What diffusers' pipelines and transformers load adapters with."""
 
 
-def refuse_changes(model: nn.Module, binding: Binding, overrides: Overrides) -> None:
-    """Puts the behaviours above on every module of `model`."""
+def refuse_changes(model: nn.Module, binding: Binding, overrides: Overrides, strangers: Collection[int] = ()) -> None:
+    """Puts the behaviours above on every module of `model`, but those whose ids are `strangers`, which have them already."""
     for name, module in model.named_modules():
+        if id(module) in strangers:
+            continue
         where = name or type(model).__name__
         for method, what in _REFUSED.items():
             overrides.set(module, method, _refusal(where, what))
@@ -84,6 +87,8 @@ def _saver(module: nn.Module, save: Callable[..., None], binding: Binding) -> Ca
             for name, tensor in entries.items():
                 if isinstance(tensor, Tensor) and isinstance(destination.get(prefix + name), Tensor):
                     host = binding.host_value(tensor)
+                    if host is None and issubclass(type(tensor), ManagedParameter):
+                        host = tensor._weightstream.host  # a weight of this module's that lies in another model, too
                     if host is None and tensor.device.type != "cpu":
                         host = tensor.to("cpu")  # a buffer that stays on the device beside the model's pages
                     if host is not None:

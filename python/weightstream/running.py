@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType
@@ -51,6 +51,22 @@ class Companion(Protocol):
         """Called before it leaves, or another comes."""
 
 
+class Part(Protocol):
+    """Weights that several models have, which are managed apart."""
+
+    def joined(self, runtime: Runtime) -> None:
+        """A model that has them is attached."""
+
+    def come(self) -> None:
+        """Called when one of the models came to the device."""
+
+    def leave(self, leaving: Collection[Runtime]) -> None:
+        """Called before these models leave, or after."""
+
+    def is_here(self) -> bool:
+        """Whether it is on the device."""
+
+
 class Runtime:
     """The open turns of one model and the way to its engine."""
 
@@ -75,6 +91,8 @@ class Runtime:
         """Whom it accepts there; None for everyone, and everyone it."""
         self.companions: weakref.WeakSet[Companion] = weakref.WeakSet()
         """What is on the device for this model beside its weights, and comes and leaves with them."""
+        self.parts: list[Part] = []
+        """What it shares with other models: on the device as long as one of them is."""
         self.preloading: Preloading | None = None
         """What gives its steps what their workloads leave free."""
         self.adapt: Callable[[Any], Any] | None = None
@@ -172,9 +190,13 @@ class Runtime:
         if self.group is not None and self.group.running is not self:
             self.group.bring(self)
 
+    def is_here(self) -> bool:
+        """Whether the model is on the device with what it shares with others."""
+        return self.offloader.is_here() and all(part.is_here() for part in self.parts)
+
     def shut_doors(self) -> None:
         """Puts doors on the model if it is away, and takes them off if it is here."""
-        self.doors.set(self.group is not None and not self.offloader.is_here())
+        self.doors.set(self.group is not None and not self.is_here())
 
     def stop_preloading(self) -> None:
         """Its steps get their budget and nothing else from now on."""

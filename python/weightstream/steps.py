@@ -212,7 +212,7 @@ class ModelSteps:
             return
         if self._compiled:
             self._note("blocks stay whole, since the model is compiled: a cut inside a block would cut its graph")
-            self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
+            self._evidence = self._take_evidence()
             return
         numbers = self._binding.numbers
         ways = [
@@ -223,6 +223,12 @@ class ModelSteps:
         self._use(min(ways, key=lambda way: self._cost(way[0]) * way[1])[0])
         if not self.everywhere:
             self._pacing = Pacing(self._runtime.offloader, ways)
+
+    def _take_evidence(self) -> Evidence:
+        """Of all forwards but the root's and those that others wrap."""
+        strangers = self._ownership.strangers
+        others = (module for module in self._model.modules() if id(module) in strangers)
+        return Evidence(self._model, ignoring_forward_of=[self._model, *others])
 
     def _use(self, division: Division) -> None:
         """Puts the segments of a division in the place of the units there are; between steps."""
@@ -235,7 +241,7 @@ class ModelSteps:
             self._settled = not isinstance(error, DeviceError)
         else:
             self._wrap_segments(*division.joined(units))
-        self._evidence = Evidence(self._model, ignoring_forward_of=[self._model])
+        self._evidence = self._take_evidence()
 
     def _plan_again(self, pacing: Pacing) -> None:
         """Cuts the blocks anew, by what a step was measured to compute, if that pays."""

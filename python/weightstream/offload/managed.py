@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from torch import nn
 
@@ -14,6 +14,10 @@ from ..attachment import Attachment
 from ..errors import WeightstreamError
 from ..group import Group
 from .parameters import Parameters, check_names
+
+if TYPE_CHECKING:
+    from .parts import SharedPart
+    from .planning import Planned
 
 __all__ = ["ManagedModel", "OffloadObject"]
 
@@ -29,6 +33,10 @@ class ManagedModel:
         self.model = model
         self.group = group
         self.attachment: Attachment | None = None
+        self.part: SharedPart | None = None
+        """What several models share, if it is that."""
+        self.apart = 0
+        """Bytes of its budget that what it shares with others takes."""
         self.undo: list[Callable[[], None]] = []
         """What was done besides attaching, to be undone last first."""
 
@@ -50,8 +58,19 @@ class OffloadObject:
         """What was set."""
         self.models: dict[str, ManagedModel] = {}
         """The models by id."""
+        self.shared: dict[str, ManagedModel] = {}
+        """What several of them share, and is none of them: managed once, apart, under their ids joined by `+`."""
+        self._order: list[str] = []
+        """The names of all of these, in the order in which they are set up."""
         self._undo: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+
+    def note(self, planned: Collection[Planned], ids: Collection[str]) -> None:
+        """Knows what is going to be managed."""
+        models = {one.managed.name: one.managed for one in planned if one.component is not None}
+        self.models.update({name: models[name] for name in ids})
+        self.shared.update({one.managed.name: one.managed for one in planned if one.component is None})
+        self._order = [one.managed.name for one in planned]
 
     def release(self) -> None:
         """Makes all models plain CPU models, gives device memory and reserved RAM back. Call it before setting up others.
@@ -60,10 +79,14 @@ class OffloadObject:
         """
         first: BaseException | None = None
         with self._lock:
-            for name in reversed(list(self.models)):
+            for name in reversed(self._order):
+                managed = self.models.get(name) or self.shared.get(name)
+                if managed is None or (first is not None and managed.part is not None):
+                    continue  # what lies in several models goes when they are plain
                 try:
-                    self.models[name].release()
-                    del self.models[name]
+                    managed.release()
+                    self.models.pop(name, None)
+                    self.shared.pop(name, None)
                 except WeightstreamError as error:
                     first = first or error
             if first is not None:
@@ -79,7 +102,10 @@ class OffloadObject:
             check_names("keep", keep, self.models)
             for name, managed in self.models.items():
                 if name not in keep and managed.attachment is not None:
-                    managed.group.vacate(managed.attachment._runtime)
+                    if managed.part is not None:
+                        managed.part.vacate()
+                    else:
+                        managed.group.vacate(managed.attachment._runtime)
 
     def release_preload(self, bytes: Optional[int] = None) -> int:  # noqa: A002, what it is
         """Gives back at least so many bytes of what `autoPreload` has put on the devices, or all of it: when an application needs
@@ -105,8 +131,9 @@ class OffloadObject:
         return [name for name in here if self.models[name].attachment._runtime.offloader.is_here()]
 
     def report(self) -> dict[str, Any]:
-        """For each model its attachment's report."""
-        return {name: managed.attachment.report() for name, managed in self.models.items() if managed.attachment}
+        """For each model, and what several share, its attachment's report."""
+        everything = {**self.models, **self.shared}
+        return {name: managed.attachment.report() for name, managed in everything.items() if managed.attachment}
 
     def __enter__(self) -> OffloadObject:
         return self

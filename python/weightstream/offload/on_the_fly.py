@@ -32,9 +32,13 @@ def check_quantizing(names: Collection[str], parameters: Parameters, models: Map
 
 
 def quantize_models(
-    models: Mapping[str, nn.Module], names: Collection[str], parameters: Parameters, report: Callable[[str], Any]
+    models: Mapping[str, nn.Module],
+    names: Collection[str],
+    parameters: Parameters,
+    left_out: Mapping[str, list[str]],
+    report: Callable[[str], Any],
 ) -> None:
-    """Quantizes them where they are. What is quantized already is left alone."""
+    """Quantizes them where they are, without the modules `left_out`. What is quantized already is left alone."""
     for name in names:
         report(name)
-        quantize(models[name], parameters.quantizationType, model_id=name)
+        quantize(models[name], parameters.quantizationType, left_out[name] or None, model_id=name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .._native import share_reserved
 from ..attaching import Prepared
 from ..ownership import Owned
 from .parameters import Parameters
+
+if TYPE_CHECKING:
+    from .planning import Planned
 
 __all__ = ["share_reserve", "is_pinned"]
 
@@ -23,15 +26,17 @@ def is_pinned(parameters: Parameters, name: str) -> bool:
 
 
 def share_reserve(
-    prepared: dict[str, Prepared], parameters: Parameters
+    planned: Sequence[Planned], parameters: Parameters
 ) -> tuple[dict[str, Callable[[Owned], bool]], dict]:
-    """For each model which of its tensors are page-locked, and the shares in numbers."""
+    """For each model, and each part of several, which of its tensors are page-locked, and the shares in numbers."""
+    prepared = {one.managed.name: one.prepared for one in planned}
+    pinned = {one.managed.name for one in planned if one.pinned}
     models = []
     ring = 0
     for name, model in prepared.items():
         blocks = model.plan.blocks()
         rest = model.ownership.nbytes - sum(size for size, _ in blocks)
-        if is_pinned(parameters, name):
+        if name in pinned:
             wanted: tuple[str, int] = ("blocks" if parameters.partialPinning else "whole", 0)
         elif parameters.smartPinning:
             wanted = ("one in", parameters.smartPinning)

@@ -20,34 +20,30 @@ from torch import nn
 
 from ..adapters.declared import declare
 from ..adapters.state import unload
-from ..attaching import Place, Prepared
+from ..attaching import Prepared
 from ..checks import check_model
-from ..devices import DeviceArgument, Target, open_target
-from ..errors import ModelError, StateError
-from ..group import Group
+from ..devices import DeviceArgument
+from ..errors import StateError
 from ..registry import registry
-from .amounts import MEGABYTE, budget_of
+from .amounts import MEGABYTE
 from .compiling import compile_blocks
-from .components import Component, components_of, describe, to_device
-from .converting import convert_weights
-from .managed import ManagedModel, OffloadObject
+from .components import Component, components_of, describe
+from .converting import Conversion
+from .managed import OffloadObject
 from .on_the_fly import check_quantizing, models_to_quantize, quantize_models
 from .parameters import Parameters, read_parameters
 from .pinning import share_reserve
+from .planning import Planned, company_of, plan_models
 from .preloads import set_preloading
 from .profiles import PROFILES, profile_settings, profile_type
 from .progress import LoadingCallback, loading_context
+from .shared import Shared, find_shared
 from .verbosity import set_verbosity
 
 __all__ = ["all", "profile"]
 
 log = logging.getLogger("weightstream.offload")
 
-_COMPANY: dict[str, list[str]] = {
-    "text_encoder": ["text_encoder_2", "vae"],
-    "text_encoder_2": ["text_encoder", "vae"],
-}
-"""Who accepts whom where no map is given."""
 _PIPELINE_CALLS = (
     "to",
     "cuda",
@@ -114,7 +110,10 @@ def _set_up(
     if name is not None:
         log.debug("profile %s sets %s", name, ", ".join(f"{key}={value!r}" for key, value in given.items()))
     components = [describe(name, model) for name, model in models.items()]
-    _check(components)
+    for component in components:
+        check_model(component.model, anywhere=True)
+    shared = find_shared(components)
+    conversion = Conversion(components, parameters.convertWeightsFloatTo)
     quantized = models_to_quantize(parameters, models)
     check_quantizing(quantized, parameters, models)
     callback = parameters.loading_callback
@@ -122,13 +121,13 @@ def _set_up(
     done = OffloadObject(parameters)
     with loading_context(callback):
         try:
-            _prepare(components, parameters, quantized, steps, done)
-            prepared = _plan(components, parameters, device, steps, done)
-            sizes = {name: _whole(model) for name, model in prepared.items()}
-            _attach(components, prepared, parameters, steps, done)
-            company = _company(parameters, models)
+            _prepare(components, parameters, conversion, quantized, shared, steps, done)
+            planned = plan_models(components, parameters, device, lambda name: steps.next("Scanning Sizes", name))
+            done.note(planned, models)
+            sizes = {one.managed.name: one.whole for one in planned if one.part is None}
+            _attach(planned, parameters, steps)
             compiled = _named(parameters.compile, list(models))
-            set_preloading(components, parameters, company, sizes, compiled, done)
+            set_preloading(components, parameters, company_of(parameters, models), sizes, compiled, done)
             _refuse_moves(pipe, done)
         except BaseException:
             done.release()
@@ -136,110 +135,57 @@ def _set_up(
     return done
 
 
-def _check(components: list[Component]) -> None:
-    """Refuses models that cannot be attached, or that share weights: each has addresses of its own for them."""
-    owners: dict[int, tuple[str, str]] = {}
-    for component in components:
-        check_model(component.model)
-        for path, parameter in component.model.named_parameters():
-            pointer = _pointer(parameter)
-            other, there = owners.setdefault(pointer, (component.name, path)) if pointer else (component.name, path)
-            if other != component.name:
-                raise ModelError(
-                    f"{component.name}.{path} has the weights of {other}.{there}: models that share weights cannot be managed "
-                    f"apart; give one of them weights of its own, or leave it out"
-                )
-
-
-def _pointer(parameter: torch.Tensor) -> int:
-    """Where its bytes are; 0 for one that has none of its own."""
-    try:
-        return parameter.data_ptr() if parameter.numel() else 0
-    except RuntimeError:
-        return 0
-
-
 def _prepare(
-    components: list[Component], parameters: Parameters, quantized: list[str], steps: _Steps, done: OffloadObject
+    components: list[Component],
+    parameters: Parameters,
+    conversion: Conversion,
+    quantized: list[str],
+    shared: list[Shared],
+    steps: _Steps,
+    done: OffloadObject,
 ) -> None:
     """What changes weights and forwards before they are placed."""
     compiled = _named(parameters.compile, [component.name for component in components])
     for component in components:
         steps.next("Preparing", component.name)
-        convert_weights(component.name, component.model, parameters.convertWeightsFloatTo, steps.poll)
+        conversion.convert(component.name, steps.poll)
     by_id = {component.name: component.model for component in components}
-    quantize_models(by_id, quantized, parameters, lambda name: steps.next("Quantization", name))
+    # What several models have stays what it is for the others, as tied weights do for other layers.
+    left_out = {component.name: _paths(component, shared) for component in components}
+    quantize_models(by_id, quantized, parameters, left_out, lambda name: steps.next("Quantization", name))
     for component in components:
         if component.name in compiled:
             done._undo.append(compile_blocks(component.model, component.towers, parameters.compile_mode))
 
 
-def _plan(
-    components: list[Component], parameters: Parameters, device: DeviceArgument, steps: _Steps, done: OffloadObject
-) -> dict[str, Prepared]:
-    """Every model planned, those of one device in one group."""
-    opened: dict[str, Target] = {}
-    targets = {component.name: _target(component, device, opened) for component in components}
-    groups: dict[str, Group] = {}
-    prepared: dict[str, Prepared] = {}
-    company = _company(parameters, targets)
-    look_ahead = 0 if not parameters.asyncTransfers else parameters.prefetchWindow
-    for component in components:
-        steps.next("Scanning Sizes", component.name)
-        target = targets[component.name]
-        total = target.native.total_memory
-        key = f"{target.native.kind}:{target.native.ordinal}"
-        if key not in groups:
-            there = (other for other in components if targets[other.name] is target)
-            largest = max(sum(tensor.nbytes for tensor in other.model.parameters()) for other in there)
-            groups[key] = Group(target, largest, int(total * parameters.vram_safety_coefficient))
-        budget = budget_of(
-            component.name,
-            parameters.budgets,
-            parameters.workingVRAM,
-            total,
-            parameters.vram_safety_coefficient,
-            component.budget,
-        )
-        adapt = to_device(target.device, component.dtype)
-        place = Place(groups[key], component.name, company[component.name], tuple(component.hooked), adapt)
-        model = Prepared(component.model, target, component.towers, budget, look_ahead, None, place)
-        raised = model.plan.raised()
-        if raised is not None:
-            asked, minimum, unit = raised
-            log.warning(
-                "the budget of %s is raised from %.1f MB to %.1f MB, the smallest that works%s",
-                component.name,
-                asked / MEGABYTE,
-                minimum / MEGABYTE,
-                f": what is always resident, and its largest block {unit}" if unit else "",
-            )
-        prepared[component.name] = model
-        done.models[component.name] = ManagedModel(component.name, component.model, groups[key])
-    return prepared
+def _paths(component: Component, shared: list[Shared]) -> list[str]:
+    """The modules of a model that hold weights of others, unless it is what lies in them."""
+    theirs = {id(module) for part in shared for module in part.loose.get(component.name, ())}
+    for part in shared:
+        if component.name in part.names and part.of is not component:
+            theirs |= part.modules
+    return [path for path, module in component.model.named_modules() if id(module) in theirs]
 
 
-def _attach(
-    components: list[Component],
-    prepared: dict[str, Prepared],
-    parameters: Parameters,
-    steps: _Steps,
-    done: OffloadObject,
-) -> None:
-    locks, shares = share_reserve(prepared, parameters)
+def _attach(planned: list[Planned], parameters: Parameters, steps: _Steps) -> None:
+    locks, shares = share_reserve(planned, parameters)
     log.debug("reserved RAM: %s", shares)
-    for component in components:
-        name = component.name
-        managed = done.models[name]
-        steps.next("Hooks and LoRA Slots", name)
-        receives = name in _named(parameters.loras or False, [])
-        managed.undo.append(declare(component.model, name, receives))
-        managed.undo.append(partial(unload, component.model))
-        model = prepared.pop(name)
-        managed.undo.append(_place_buffers(model))
-        managed.attachment = model.start(locks[name])
-        managed.undo.append(registry.add(component.model, managed.attachment))
-        steps.next("Finalization", name)
+    while planned:
+        one = planned.pop(0)  # its plan goes as soon as it is carried out
+        managed, name = one.managed, one.managed.name
+        if one.component is not None:
+            steps.next("Hooks and LoRA Slots", name)
+            receives = name in _named(parameters.loras or False, [])
+            managed.undo.append(declare(managed.model, name, receives))
+            managed.undo.append(partial(unload, managed.model))
+        managed.undo.append(_place_buffers(one.prepared))
+        managed.attachment = one.prepared.start(locks[name])
+        managed.attachment.apart = managed.apart
+        if one.part is not None:
+            one.part.attachment = managed.attachment
+        if one.component is not None:
+            managed.undo.append(registry.add(managed.model, managed.attachment))
+            steps.next("Finalization", name)
         report = managed.attachment.report()
         log.info(
             "%s: %.1f MB, of which %.1f MB stay on the device while it runs",
@@ -247,41 +193,6 @@ def _attach(
             report["model_bytes"] / MEGABYTE,
             report["resident_bytes"] / MEGABYTE,
         )
-
-
-def _whole(model: Prepared) -> int:
-    """Device memory in which all of a model is resident, rounding included."""
-    _, _, page, everything = model.plan.room()
-    return everything + page * (len(model.ownership.towers) + 1)
-
-
-def _target(component: Component, device: DeviceArgument, opened: dict[str, Target]) -> Target:
-    """The device of a model: the one that it is on, or the one for models in CPU memory. One device is opened once."""
-    places = {parameter.device for parameter in component.model.parameters()}
-    on = [place for place in places if place.type == "cuda"]
-    if len(on) > 1:
-        raise ModelError(
-            f"{component.name} is spread over {', '.join(map(str, on))}; put it on one device or on the CPU"
-        )
-    key = str(on[0]) if on else "given"
-    if key not in opened:
-        target = open_target(on[0] if on else device)
-        same = (other for other in opened.values() if not other.emulated and other.device == target.device)
-        opened[key] = next(same, target)
-    if on:
-        component.model.to("cpu")
-    return opened[key]
-
-
-def _company(parameters: Parameters, names: Mapping[str, Any]) -> dict[str, Optional[list[str]]]:
-    """For each model whom it accepts beside it; None for everyone."""
-    given = _COMPANY if parameters.coTenantsMap is None else parameters.coTenantsMap
-    company: dict[str, Optional[list[str]]] = {}
-    for name in names:
-        accepted = given.get(name, ())
-        everyone = accepted == "*" or "*" in accepted
-        company[name] = None if everyone else [one for one in accepted if one in names]
-    return company
 
 
 def _place_buffers(model: Prepared) -> Callable[[], None]:

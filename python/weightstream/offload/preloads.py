@@ -26,7 +26,8 @@ def set_preloading(
     compiled: Collection[str],
     done: OffloadObject,
 ) -> None:
-    """Switches preloading on for the models that stream, except compiled ones. `sizes` are bytes with which all is resident.
+    """Switches preloading on for the models that stream, except compiled ones and what lies in several. `sizes` are bytes with
+    which all of the others is resident.
 
     Models that may be on the device together keep room for each other's budgets, so that taking turns loads nothing again.
     """
@@ -34,14 +35,20 @@ def set_preloading(
         return
     measured = parameters.autoPreload if isinstance(parameters.autoPreload, dict) else None
     attachments = {component.name: done.models[component.name].attachment for component in components}
-    budgets = {name: attachment.budget or sizes[name] for name, attachment in attachments.items() if attachment}
+    budgets = {
+        name: (attachment.budget or sizes[name] + attachment.apart) - attachment.apart
+        for name, attachment in attachments.items()
+        if attachment and name in sizes
+    }
+    parts = [managed.part for managed in (*done.models.values(), *done.shared.values()) if managed.part is not None]
     for component in components:
         name, attachment = component.name, attachments[component.name]
-        if attachment is None or name in compiled or not component.towers:
+        if name not in budgets or attachment is None or name in compiled or not component.towers:
             continue
         runtime = attachment._runtime
         total = runtime.target.native.total_memory
         most = budget_of(name, 0, parameters.workingVRAM, total, parameters.vram_safety_coefficient)
+        most -= sum(part.taken for part in parts if part.group.target is runtime.target)
         for other in budgets:
             same = done.models[other].group is done.models[name].group
             if other != name and same and _together(name, other, company):
