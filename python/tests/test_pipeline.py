@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import logging
 import random
+import threading
 import weakref
 from typing import Any
 
@@ -21,6 +22,7 @@ from weightstream import (
     StateError,
     offload,
     profile_type,
+    runtime,
 )
 
 QUANTIZER = (
@@ -198,6 +200,35 @@ def test_an_error_at_any_of_fifty_points_leaves_a_pipeline_whose_next_generation
                 managed.unload_all(keep=draw.sample(list(models), 1))
             check(models, references, inputs, *order)
             assert managed.models["vae"].group.report()["page_bytes_in_use"] == in_use
+
+
+def test_a_second_thread_is_refused_while_the_first_brings_the_model_which_goes_on() -> None:
+    models, references, inputs = pipeline("transformer", "vae")
+    brings, tried = threading.Event(), threading.Event()
+    refused: list[BaseException] = []
+
+    def run_too() -> None:
+        brings.wait(60)
+        try:
+            check(models, references, inputs, "transformer")
+        except BaseException as error:
+            refused.append(error)
+        tried.set()
+
+    def wait() -> None:
+        brings.set()
+        assert tried.wait(60)
+
+    with set_up(models, coTenantsMap={}):
+        check(models, references, inputs, "vae")
+        thread = threading.Thread(target=run_too)
+        thread.start()
+        with runtime.execution_scope(wait):
+            check(models, references, inputs, "transformer")
+        thread.join()
+        assert [type(error) for error in refused] == [StateError], refused
+        assert "second thread" in str(refused[0])
+        check(models, references, inputs)
 
 
 def test_a_model_inside_anothers_step_is_refused_and_both_run_on() -> None:

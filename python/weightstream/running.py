@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from threading import get_ident
+from threading import Lock, get_ident
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -107,6 +107,9 @@ class Runtime:
         """The threads that hold them."""
         self.unit_of: dict[int, int] = {}
         """The unit of each owned tensor that streams; what is not in it is always present."""
+        self._claiming = Lock()
+        self._claimant = 0
+        """The thread that began a first turn last."""
         self._wrappers: set[CodeType] = set()
         self._pid = os.getpid()
 
@@ -161,17 +164,14 @@ class Runtime:
                 f"{name} was called while its model is being detached; if that was interrupted, call detach() again"
             )
         if not self.open:
+            self._claim(name)
             self.check_stream(name)
             refuse_tracing(name)
             if compiling():
                 refuse_freezing(name)
             self.bring()
         elif self.thread != get_ident():
-            if self.runs_in(self.thread):
-                raise StateError(
-                    f"{name} was called from a second thread while another runs the model; an attached model is run by "
-                    f"one thread at a time"
-                )
+            self._refuse_second(name, self.thread)
             self.recover()
         else:
             caller = sys._getframe(2)
@@ -184,6 +184,21 @@ class Runtime:
                 self.abandon(unit)
         self.thread = get_ident()
         return False
+
+    def _claim(self, name: str) -> None:
+        """Makes the first turn this thread's, before any is open: bringing a model takes long."""
+        with self._claiming:
+            if self._claimant != get_ident():
+                self._refuse_second(name, self._claimant)
+                self._claimant = get_ident()
+
+    def _refuse_second(self, name: str, first: int) -> None:
+        """StateError if the thread `first` is in a forward of this model. If it is not, an exit was lost."""
+        if self.runs_in(first):
+            raise StateError(
+                f"{name} was called from a second thread while another runs the model; an attached model is run by one "
+                f"thread at a time"
+            )
 
     def bring(self) -> None:
         """Brings the model to the device, if it shares one."""

@@ -21,9 +21,9 @@ from torch import nn
 from ..adapters.declared import declare
 from ..adapters.state import unload
 from ..attaching import Prepared
-from ..checks import check_model
+from ..checks import MARK, check_model
 from ..devices import DeviceArgument
-from ..errors import StateError
+from ..errors import ModelError, StateError
 from ..registry import registry
 from .amounts import MEGABYTE
 from .compiling import compile_blocks
@@ -111,7 +111,7 @@ def _set_up(
         log.debug("profile %s sets %s", name, ", ".join(f"{key}={value!r}" for key, value in given.items()))
     components = [describe(name, model) for name, model in models.items()]
     for component in components:
-        check_model(component.model, anywhere=True)
+        _check(component)
     shared = find_shared(components)
     conversion = Conversion(components, parameters.convertWeightsFloatTo)
     quantized = models_to_quantize(parameters, models)
@@ -133,6 +133,20 @@ def _set_up(
             done.release()
             raise
     return done
+
+
+def _check(component: Component) -> None:
+    """Refuses a model that cannot be attached, by its id."""
+    name, model = component.name, component.model
+    if any(MARK in module.__dict__ for module in model.modules()):
+        raise StateError(
+            f"{name} is already attached, or a part of it is: call release() of the offload object that manages it, or detach() of its "
+            f"attachment, first; what another pipeline manages is left out where _mmgp_ignore_models of this one names it"
+        )
+    try:
+        check_model(model, anywhere=True)
+    except (ModelError, StateError) as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _prepare(
