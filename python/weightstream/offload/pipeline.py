@@ -129,6 +129,7 @@ def _set_up(
             compiled = _named(parameters.compile, list(models))
             set_preloading(components, parameters, company_of(parameters, models), sizes, compiled, done)
             _refuse_moves(pipe, done)
+            steps.finish()
         except BaseException:
             done.release()
             raise
@@ -262,13 +263,18 @@ class _Steps:
     def __init__(self, callback: Optional[LoadingCallback], total: int) -> None:
         self._callback = callback
         self._total = max(total, 1)
-        self._done = 0
+        self._done, self._last = 0, ""
 
     def next(self, phase: str, name: str) -> None:
         """A phase of one model begins."""
         if self._callback is not None:
             self._callback.report(phase, self._done, self._total, name)
-        self._done += 1
+        self._done, self._last = self._done + 1, name
+
+    def finish(self) -> None:
+        """All of it is done."""
+        if self._callback is not None:
+            self._callback.report("Finalization", self._total, self._total, self._last)
 
     def poll(self) -> None:
         """Lets an abort through."""
