@@ -311,12 +311,19 @@ def test_loras_of_a_model_reach_what_it_shares(build: Any, name: str, other: str
         assert torch.equal(run(models, other), without)
 
 
-def test_without_its_offload_object_a_pipeline_goes_on() -> None:
-    models, references, x = made(parameter)
-    set_up(models, budgets=0.2)
+@pytest.mark.parametrize("build", [parameter, encoder_of_two, model_in_another])
+def test_without_its_offload_object_a_pipeline_goes_on_and_dropped_it_leaves_nothing(build: Any) -> None:
+    models, references, x = made(build)
+    target = next(iter(set_up(models, budgets=0.2).models.values())).group.target.native
     gc.collect()
     for _ in range(2):
         check(models, references, x)
+    for name in list(models):
+        del models[name]  # what the others share with it stays
+        gc.collect()
+        check(models, references, x, *models)
+    gc.collect()
+    assert target.free_memory() == target.total_memory
 
 
 def test_a_model_that_is_quantized_leaves_out_what_it_shares() -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import weakref
 
 import pytest
 import torch
 from pipeline_models import check, pipeline, set_up
 from torch import nn
 
-from weightstream import NotAvailableError, allocator, cuda_graphs, expert_compute, experts, runtime
-from weightstream.registry import Registry
+from weightstream import (
+    NotAvailableError,
+    WeightstreamError,
+    allocator,
+    cuda_graphs,
+    expert_compute,
+    experts,
+    runtime,
+)
+from weightstream.registry import Registry, registry
 
 
 class Owner:
@@ -28,6 +38,9 @@ def test_a_managed_root_or_submodule_computes_on_its_models_device_and_others_wh
         buffered.register_buffer("b", torch.ones(1, device="meta"))
         assert runtime.execution_device(buffered) == torch.device("meta")
         assert runtime.execution_device(nn.ReLU()) == torch.device("cpu"), "an empty module's"
+        parameter_first = nn.Linear(2, 2, device="meta")
+        parameter_first.register_buffer("b", torch.ones(1))
+        assert runtime.execution_device(parameter_first) == torch.device("meta"), "a parameter comes before buffers"
     with pytest.raises(TypeError, match="not a str"):
         runtime.execution_device("vae")
 
@@ -96,6 +109,53 @@ def test_ownership_keeps_nothing_alive_and_ends_with_its_owner() -> None:
         end()
 
 
+def test_a_root_has_its_own_device_and_a_module_of_several_that_of_the_last_set_up() -> None:
+    class Elsewhere:
+        """Stands for an attachment on another device."""
+
+        attached, device = True, torch.device("meta")
+
+    models, _, _ = pipeline("transformer", "vae")
+    models["transformer"].inner = models["vae"]
+    with set_up(models, coTenantsMap={}) as managed:
+        one, other = (managed.models[name].attachment for name in ("transformer", "vae"))
+        assert registry.owner_of(models["transformer"]) is one
+        assert registry.owner_of(models["vae"]) is other, "a root owns itself"
+        assert registry.owner_of(models["vae"].first) is one, "what is in both is the last one's"
+        last, root = Elsewhere(), nn.ModuleList([models["transformer"].first])
+        end = registry.add(root, last)
+        assert runtime.execution_device(models["transformer"].first) == torch.device("meta")
+        end()
+        assert runtime.execution_device(models["transformer"].first) == torch.device("cpu")
+        managed.unload_all()
+        assert runtime.execution_device(models["vae"].blocks[0].up) == other.device, "also while it is away"
+        runtime.ensure_loaded(models["vae"])
+        assert managed.loaded() == ["vae"]
+    assert all(registry.owner_of(model) is None for model in models.values())
+
+
+def test_ownership_keeps_neither_models_nor_managers_alive() -> None:
+    models, references, inputs = pipeline("transformer", "vae")
+    managed = set_up(models, autoPreload={}, coTenantsMap={})
+    device = managed.models["vae"].group.target.native
+    check(models, references, inputs)
+    assert device.free_memory() < device.total_memory
+    refs = [weakref.ref(managed), *(weakref.ref(one.attachment) for one in managed.models.values())]
+    refs += [weakref.ref(model) for model in models.values()]
+    del managed, models
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * len(refs)
+    assert device.free_memory() == device.total_memory, "dropped without a release"
+
+
+def test_compilation_alone_enables_no_graphs() -> None:
+    models, references, inputs = pipeline("transformer")
+    with set_up(models, compile="transformer") as managed:
+        with cuda_graphs.scope():
+            assert cuda_graphs.is_enabled(models["transformer"]) is False
+        assert managed.parameters.compile == "transformer"
+
+
 def test_stages_are_called_as_they_are() -> None:
     layer, other = nn.Linear(3, 3), nn.Linear(3, 3)
     x = torch.randn(2, 3)
@@ -104,9 +164,34 @@ def test_stages_are_called_as_they_are() -> None:
         assert torch.equal(cuda_graphs.run(layer, x, owner=other), layer(x))
         assert torch.equal(cuda_graphs.run(other, x, method="twice", enabled=False, times=3), other(x) * 3)
         assert cuda_graphs.is_enabled(layer) is False
+    with torch.no_grad():
+        assert torch.equal(cuda_graphs.run(layer, x), layer(x)), "outside a scope"
+    assert cuda_graphs.is_enabled(layer) is False
+
+
+def test_a_stage_that_uses_a_managed_models_weights_has_them() -> None:
+    models, references, inputs = pipeline("transformer", "vae")
+    with set_up(models, coTenantsMap={}), torch.no_grad(), cuda_graphs.scope():
+        for name in ("vae", "transformer"):
+            model, reference, x = models[name], references[name], inputs[name]
+            check(models, references, inputs, "transformer" if name == "vae" else "vae")
+            assert torch.equal(cuda_graphs.run(model.last, x, owner=model), reference.last(x))
+            assert torch.equal(cuda_graphs.run(model, x, method="encode"), reference.encode(x))
 
 
 def test_what_is_not_built_says_so() -> None:
-    for call in (allocator.install, allocator.stats, experts.ExpertBank, expert_compute.SwiGLUExperts):
-        with pytest.raises(NotAvailableError, match="not built yet"):
+    calls = {
+        lambda: allocator.install(): "allocator.install",
+        lambda: allocator.install(mode="vmm", spill=True): "allocator.install",
+        lambda: allocator.stats(): "allocator.stats",
+        lambda: allocator.stats(device=0): "allocator.stats",
+        lambda: experts.ExpertBank([1], lease=2): "experts.ExpertBank",
+        lambda: expert_compute.SwiGLUExperts(3): "expert_compute.SwiGLUExperts",
+    }
+    for call, name in calls.items():
+        with pytest.raises(NotAvailableError, match=f"{name}.*not built yet") as caught:
             call()
+        assert isinstance(caught.value, WeightstreamError)
+    defaults = {name: p.default for name, p in inspect.signature(allocator.install).parameters.items()}
+    assert defaults == {"mode": "vmm", "spill": False}
+    assert {name: p.default for name, p in inspect.signature(allocator.stats).parameters.items()} == {"device": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from .errors import BudgetError, ModelError, StateError, WeightstreamError
 from .overrides import Overrides
 from .ownership import Ownership
 from .report import Report
-from .running import Runtime
+from .running import Runtime, close
 from .startup.reports import Report as TimingReport
 from .steps import ModelSteps
 
@@ -78,8 +79,9 @@ class Attachment:
         """Bytes of the budget that weights take which the model shares with others, and which are managed apart."""
         self.after_detach: list[Callable[[], None]] = []
         """What is done once the model is plain again, last first."""
-        # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait.
-        self._finalizer = weakref.finalize(model, runtime.close)
+        # A model that is dropped with copies under way would leak its device memory. At exit nothing is worth a wait. What
+        # closes it is told of nothing that has the model: it would live as long.
+        self._finalizer = weakref.finalize(model, close, runtime.offloader, os.getpid())
         self._finalizer.atexit = False
         self._last: tuple[dict[str, Any], Report] = ({}, Report())
 

@@ -31,7 +31,7 @@ from .uncompiled import uncompiled
 if TYPE_CHECKING:
     from .preloading import Preloading
 
-__all__ = ["ROOT", "Runtime"]
+__all__ = ["ROOT", "Runtime", "close"]
 
 ROOT = -1
 """Stands for the root's forward among the open units."""
@@ -240,12 +240,6 @@ class Runtime:
         self.open.clear()
         self.offloader.abandon_step()
 
-    def close(self) -> None:
-        """Closes the engine of a model that is gone, if this is the process it runs in."""
-        if os.getpid() == self._pid:
-            with suppress(WeightstreamError):
-                self.offloader.close()
-
     def check_idle(self, call: str = "detach") -> None:
         """Raises StateError while any thread is in a forward of this model, or computes with what it holds.
 
@@ -285,3 +279,10 @@ class Runtime:
                     return True, frame
             last, frame = frame, frame.f_back
         return False, last
+
+
+def close(offloader: Offloader, process: int) -> None:
+    """Closes the engine of a model that is gone, if this is the process it runs in."""
+    if os.getpid() == process:
+        with suppress(WeightstreamError):
+            offloader.close()
