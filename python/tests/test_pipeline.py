@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from pipeline_models import Fuse, Pipeline, check, device, pipeline, set_up
+from torch import nn
 
 from weightstream import (
     ModelError,
@@ -162,6 +163,25 @@ def test_a_model_that_is_away_is_brought_by_whatever_needs_it() -> None:
             assert torch.equal(vae.blocks[0].up.weight + 0, reference.blocks[0].up.weight + 0)
     assert "decode" not in vae.__dict__
     assert "forward" not in vae.first.__dict__
+
+
+@pytest.mark.parametrize("budgets", [0, 0.1, 0.3])
+def test_a_part_of_any_block_brings_its_model_whatever_is_resident_of_it(budgets: float) -> None:
+    models, references, inputs = pipeline("transformer", "vae", "text_encoder")
+    for one in (models, references):
+        torch.manual_seed(9)
+        layer = nn.TransformerEncoderLayer(64, 4, 96, batch_first=True).eval().bfloat16()
+        one["vae"].fused = layer  # reads its children's weights by itself
+    x = inputs["vae"]
+    with set_up(models, budgets=budgets, coTenantsMap={}) as managed, torch.no_grad():
+        for ran in range(2):
+            for path in ("blocks.1.up", "blocks.2.norm", "blocks.0", "last", "fused", "fused.self_attn.out_proj"):
+                check(models, references, inputs, "transformer")
+                got, wanted = models["vae"].get_submodule(path), references["vae"].get_submodule(path)
+                assert torch.equal(got(x[None])[0], wanted(x[None])[0]), (path, ran)
+                assert managed.loaded() == ["vae"]
+            managed.models["vae"].attachment.set_budget("1%" if ran else "200KiB")
+            check(models, references, inputs)
 
 
 def test_an_error_in_one_model_leaves_the_others_right() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from ._native import Plan, Share, parse_bytes
 from .attachment import Attachment, undo
 from .binding import Binding
+from .calls import LEAVES
 from .checks import MARK, check_model
 from .devices import DeviceArgument, Target, open_target
 from .errors import BudgetError
@@ -24,7 +25,6 @@ from .overrides import Overrides
 from .ownership import Owned, Ownership, collect
 from .refusals import refuse_changes
 from .running import Part, Runtime
-from .segments import small_tensors
 from .startup.phases import phase
 from .steps import ModelSteps, streaming_blocks
 from .subclasses import DeviceForms
@@ -218,14 +218,14 @@ class Prepared:
         for module, method in place.hooked:
             where = f"{type(module).__name__}.{method}"
             overrides.set(module, method, wrap_root(runtime, where, getattr(module, method), steps))
-        inside = small_tensors(self.ownership)
-        users = [
-            user.module
-            for owned in self.ownership.tensors
-            if owned.block is None or owned.index in inside
-            for user in owned.users
-        ]
-        modules = {id(module): module for module in (*users, *place.loose) if module is not self.model}
+        # Also modules of blocks: which of these stream, and have turns that bring the model, changes with its budget.
+        users = [user.module for owned in self.ownership.tensors for user in owned.users]
+        leaves = [module for module in self.model.modules() if isinstance(module, LEAVES)]
+        modules = {
+            id(module): module
+            for module in (*users, *leaves, *place.loose)
+            if module is not self.model and id(module) not in place.strangers
+        }
         runtime.doors = Doors(list(modules.values()), runtime.bring)
         place.group.join(runtime)
         place.group.refresh()

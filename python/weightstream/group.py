@@ -1,7 +1,7 @@
 """Models that share a device: which one runs, and what of the others stays usable meanwhile.
 
 The native share decides who leaves when a model comes. A model that left keeps its addresses, and poison lies behind them. Its
-root, its hooked methods and its blocks bring it back by themselves; modules outside blocks get a *door* for as long as it is
+root, its hooked methods and its blocks bring it back by themselves; modules without turns get a *door* for as long as it is
 away: a forward that brings the model, and is gone again before it passes the call on.
 """
 
@@ -152,7 +152,7 @@ def _vacate_companions(runtime: Runtime, leaving: Collection[Runtime] = (), stay
 
 
 class Doors:
-    """The forwards that bring a model which is away, on modules whose weights are outside blocks."""
+    """The forwards that bring a model which is away, on modules with weights whose calls open no turn."""
 
     def __init__(self, modules: list[nn.Module], bring: Callable[[], None]) -> None:
         self._modules = modules
