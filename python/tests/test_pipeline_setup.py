@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_models import Pipeline, check, pipeline, set_up
+from pipeline_models import Pipeline, check, device, pipeline, set_up
 from torch import nn
 
-from weightstream import BudgetError, LoadingCancelled, ModelError, StateError, offload
+from weightstream import BudgetError, DeviceError, LoadingCancelled, ModelError, StateError, offload
 
 
 def test_a_budget_below_the_minimum_is_raised_with_one_notice(caplog: pytest.LogCaptureFixture) -> None:
@@ -24,6 +24,27 @@ def test_a_budget_below_the_minimum_is_raised_with_one_notice(caplog: pytest.Log
     with managed:
         check(models, references, inputs)
         assert managed.models["vae"].attachment.stats()["copies"] == 0, "0 is without limit"
+
+
+def test_a_device_that_has_not_even_the_minimum_is_refused_when_it_is_set_up() -> None:
+    models, references, inputs = pipeline("transformer", "vae")
+    small = device("160KiB")
+    with pytest.raises(
+        BudgetError, match=r"transformer needs 0\.\d MB .* largest block blocks\.\d; of its 0\.2 MB .* 0\.1"
+    ):
+        set_up(models, device=small)
+    assert not any("_weightstream" in module.__dict__ for model in models.values() for module in model.modules())
+    with set_up({"vae": models["vae"]}, device=small):
+        check(models, references, inputs, "vae")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without that device")
+def test_a_device_that_is_not_there_is_refused_before_anything_is_quantized() -> None:
+    models, _, _ = pipeline("transformer")
+    with pytest.raises(DeviceError):
+        offload.profile(models, 4, 0, device="cuda")
+    assert type(models["transformer"].blocks[0].up) is nn.Linear
+    assert models["transformer"].first.weight.dtype == torch.float32
 
 
 def test_working_memory_prevails_over_a_budget() -> None:

@@ -71,9 +71,7 @@ pub enum Error {
         other: String,
     },
     /// A model cannot run beside those that never leave the device.
-    #[error(
-        "{model} may take {needed} of the device, and {staying}, which stay, {taken}; together they may take {limit}: lower a budget, or let models leave"
-    )]
+    #[error("{}", crowded(model, *needed, staying, *taken, *limit))]
     Crowded {
         /// The model that was asked for.
         model: String,
@@ -101,4 +99,16 @@ pub enum Error {
     /// The device's driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+}
+
+/// Who wants how much of a device that has less.
+fn crowded(model: &str, needed: Bytes, staying: &str, taken: Bytes, limit: Bytes) -> String {
+    if staying.is_empty() {
+        return format!(
+            "{model} may take {needed} of the device, whose models may take {limit}: lower its budget"
+        );
+    }
+    format!(
+        "{model} may take {needed} of the device, and {staying}, which stay, {taken}; together they may take {limit}: lower a budget, or let models leave"
+    )
 }

@@ -200,6 +200,18 @@ fn a_shared_model_takes_more_without_loading_again_and_others_leave_for_it() {
 }
 
 #[test]
+fn a_budget_that_the_device_has_not_for_one_alone_is_refused_without_naming_others() {
+    let (_, _, driver) = device(CopyOrder::Eager);
+    let pair = shared(&driver, 60, [50, 50, 50]);
+    pair.step(1);
+    let refused = pair.set(1, 90).unwrap_err();
+    assert!(matches!(&refused, Error::Crowded { staying, .. } if staying.is_empty()), "{refused}");
+    let text = refused.to_string();
+    assert!(text.starts_with("b may take ") && text.ends_with("lower its budget"), "{text}");
+    pair.step(1);
+}
+
+#[test]
 fn a_shared_model_is_not_sent_away_from_its_step_for_another_ones_budget() {
     let (_, _, driver) = device(CopyOrder::Eager);
     let pair = shared(&driver, 120, [50, 50, 50]);

@@ -33,7 +33,7 @@ from .managed import OffloadObject
 from .on_the_fly import check_quantizing, models_to_quantize, quantize_models
 from .parameters import Parameters, read_parameters
 from .pinning import share_reserve
-from .planning import Planned, company_of, plan_models
+from .planning import Planned, company_of, open_targets, plan_models
 from .preloads import set_preloading
 from .profiles import PROFILES, profile_settings, profile_type
 from .progress import LoadingCallback, loading_context
@@ -116,13 +116,14 @@ def _set_up(
     conversion = Conversion(components, parameters.convertWeightsFloatTo)
     quantized = models_to_quantize(parameters, models)
     check_quantizing(quantized, parameters, models)
+    targets = open_targets(components, device)
     callback = parameters.loading_callback
     steps = _Steps(callback, 4 * len(components) + len(quantized))
     done = OffloadObject(parameters)
     with loading_context(callback):
         try:
             _prepare(components, parameters, conversion, quantized, shared, steps, done)
-            planned = plan_models(components, parameters, device, lambda name: steps.next("Scanning Sizes", name))
+            planned = plan_models(components, targets, parameters, lambda name: steps.next("Scanning Sizes", name))
             done.note(planned, models)
             sizes = {one.managed.name: one.whole for one in planned if one.part is None}
             _attach(planned, parameters, steps)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from ..attaching import Place, Prepared
 from ..devices import DeviceArgument, Target, open_target
-from ..errors import ModelError
+from ..errors import BudgetError, ModelError
 from ..group import Group
 from ..towers import Tower
 from .amounts import MEGABYTE, budget_of
@@ -20,7 +20,7 @@ from .parts import SharedPart, plan_part
 from .pinning import is_pinned
 from .shared import find_shared
 
-__all__ = ["Planned", "company_of", "plan_models"]
+__all__ = ["Planned", "company_of", "open_targets", "plan_models"]
 
 log = logging.getLogger("weightstream.offload")
 
@@ -54,11 +54,12 @@ class Planned:
 
 
 def plan_models(
-    components: list[Component], parameters: Parameters, device: DeviceArgument, report: Callable[[str], Any]
+    components: list[Component], targets: Mapping[str, Target], parameters: Parameters, report: Callable[[str], Any]
 ) -> list[Planned]:
-    """Every model planned, those of one device in one group, and before them what models share."""
-    opened: dict[str, Target] = {}
-    targets = {component.name: _target(component, device, opened) for component in components}
+    """Every model planned, those of one device in one group, and before them what models share. They come to CPU memory first."""
+    for component in components:
+        if any(parameter.device.type != "cpu" for parameter in component.model.parameters()):
+            component.model.to("cpu")
     company = company_of(parameters, targets)
     look_ahead = 0 if not parameters.asyncTransfers else parameters.prefetchWindow
     coefficient = parameters.vram_safety_coefficient
@@ -105,9 +106,15 @@ def plan_models(
         prepared = Prepared(component.model, target, towers, own, look_ahead, None, place)
         managed = ManagedModel(component.name, component.model, groups[id(target)])
         managed.apart = shared
-        _tell_raised(component.name, prepared, shared)
+        _tell_raised(component.name, prepared, shared, limit, target.native.total_memory)
         planned.append(Planned(managed, prepared, is_pinned(parameters, component.name), component))
     return planned
+
+
+def open_targets(components: list[Component], device: DeviceArgument) -> dict[str, Target]:
+    """The device of each model: the one that it is on, or `device` for models in CPU memory. One device is opened once."""
+    opened: dict[str, Target] = {}
+    return {component.name: _target(component, device, opened) for component in components}
 
 
 def company_of(parameters: Parameters, names: Mapping[str, Any]) -> dict[str, Optional[list[str]]]:
@@ -143,7 +150,7 @@ def _plan_parts(
         limit = int(target.native.total_memory * parameters.vram_safety_coefficient)
         part, prepared = plan_part(shared, target, limit, min(budgets), look_ahead, inner)
         if shared.of is not None:
-            _tell_raised(shared.name, prepared, 0)
+            _tell_raised(shared.name, prepared, 0, limit, target.native.total_memory)
         managed = ManagedModel(shared.name, shared.model if shared.of is None else shared.of.model, part.group)
         managed.part = part
         pinned = any(is_pinned(parameters, user.name) for user in users)
@@ -164,12 +171,18 @@ def _without(towers: list[Tower], strangers: Collection[int]) -> list[Tower]:
     return [tower for tower in left if tower.blocks]
 
 
-def _tell_raised(name: str, prepared: Prepared, shared: int) -> None:
-    """The one notice of a budget that is below the model's minimum."""
+def _tell_raised(name: str, prepared: Prepared, shared: int, limit: int, total: int) -> None:
+    """The one notice of a budget that is below the model's minimum. BudgetError if the device has not even that for it."""
     raised = prepared.plan.raised()
     if raised is None:
         return
     asked, minimum, unit = raised
+    if minimum > limit:
+        raise BudgetError(
+            f"{name} needs {minimum / MEGABYTE:.1f} MB of the device at least, for what is always resident"
+            f"{f' and its largest block {unit}' if unit else ''}; of its {total / MEGABYTE:.1f} MB models may take "
+            f"{max(limit, 0) / MEGABYTE:.1f}, by vram_safety_coefficient and what they share: raise that, or leave models out"
+        )
     reasons = [f"its largest block {unit}"] if unit else []
     if shared:
         reasons.append("what it shares with other models")
@@ -183,7 +196,6 @@ def _tell_raised(name: str, prepared: Prepared, shared: int) -> None:
 
 
 def _target(component: Component, device: DeviceArgument, opened: dict[str, Target]) -> Target:
-    """The device of a model: the one that it is on, or the one for models in CPU memory. One device is opened once."""
     places = {parameter.device for parameter in component.model.parameters()}
     on = [place for place in places if place.type == "cuda"]
     if len(on) > 1:
@@ -195,6 +207,4 @@ def _target(component: Component, device: DeviceArgument, opened: dict[str, Targ
         target = open_target(on[0] if on else device)
         same = (other for other in opened.values() if not other.emulated and other.device == target.device)
         opened[key] = next(same, target)
-    if on:
-        component.model.to("cpu")
     return opened[key]
