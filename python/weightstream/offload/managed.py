@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from torch import nn
 
 from ..attachment import Attachment
+from ..checks import MARK
 from ..errors import WeightstreamError
 from ..group import Group
 from .parameters import Parameters, check_names
@@ -42,8 +43,10 @@ class ManagedModel:
 
     def release(self) -> None:
         """Makes the model plain. What an error or interrupt cuts short is completed by the next call."""
-        if self.attachment is not None:
-            self.attachment.detach()
+        # An interrupt may have come between attaching and its being noted.
+        attachment = self.attachment or self.model.__dict__.get(MARK)
+        if attachment is not None:
+            attachment.detach()
         while self.undo:
             self.undo[-1]()
             self.undo.pop()

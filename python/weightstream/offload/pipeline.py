@@ -120,8 +120,8 @@ def _set_up(
     callback = parameters.loading_callback
     steps = _Steps(callback, 4 * len(components) + len(quantized))
     done = OffloadObject(parameters)
-    with loading_context(callback):
-        try:
+    try:
+        with loading_context(callback):
             _prepare(components, parameters, conversion, quantized, shared, steps, done)
             planned = plan_models(components, targets, parameters, lambda name: steps.next("Scanning Sizes", name))
             done.note(planned, models)
@@ -131,10 +131,10 @@ def _set_up(
             set_preloading(components, parameters, company_of(parameters, models), sizes, compiled, done)
             _refuse_moves(pipe, done)
             steps.finish()
-        except BaseException:
-            done.release()
-            raise
-    return done
+        return done
+    except BaseException:
+        done.release()
+        raise
 
 
 def _check(component: Component) -> None:
