@@ -76,6 +76,23 @@ def test_a_model_on_the_second_gpu_uses_it() -> None:
 
 
 @torch.inference_mode()
+def test_models_that_are_on_the_gpu_are_set_up_from_there() -> None:
+    pipe = {name: model for name, model in models().items() if name != "text_encoder"}
+    inputs = {name: torch.randn(8, model.first.in_features).bfloat16() for name, model in pipe.items()}
+    references = {name: copy.deepcopy(model) for name, model in pipe.items()}
+    with offload.all(references, device="host", quantizeTransformer=True, verboseLevel=0):
+        pass  # its weights are what they will be
+    for model in (*references.values(), *pipe.values()):
+        model.cuda()
+    with offload.all(pipe, quantizeTransformer=True, budgets={"transformer": 150, "*": 40}) as managed:
+        for _ in range(2):
+            for name, model in pipe.items():
+                assert torch.equal(model(inputs[name]), references[name](inputs[name].cuda())), name
+        assert managed.models["transformer"].attachment.stats()["copies"] > 0
+    assert all(tensor.device.type == "cpu" for model in pipe.values() for tensor in model.state_dict().values())
+
+
+@torch.inference_mode()
 def test_an_encoder_of_two_models_streams_for_both_with_the_resident_bits() -> None:
     torch.manual_seed(3)
     pipe: dict[str, Guided] = dict(zip(("prior", "decoder"), (Guided(m, 12, 1024) for m in [Model(1024, 16)] * 2)))

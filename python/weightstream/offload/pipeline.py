@@ -162,6 +162,11 @@ def _prepare(
 ) -> None:
     """What changes weights and forwards before they are placed."""
     compiled = _named(parameters.compile, [component.name for component in components])
+    elsewhere = [component.model for component in components if _is_elsewhere(component.model)]
+    if elsewhere:
+        for model in elsewhere:
+            model.to("cpu")
+        conversion = Conversion(components, parameters.convertWeightsFloatTo)  # the bytes are others
     for component in components:
         steps.next("Preparing", component.name)
         conversion.convert(component.name, steps.poll)
@@ -172,6 +177,10 @@ def _prepare(
     for component in components:
         if component.name in compiled:
             done._undo.append(compile_blocks(component.model, component.towers, parameters.compile_mode))
+
+
+def _is_elsewhere(model: nn.Module) -> bool:
+    return any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _paths(component: Component, shared: list[Shared]) -> list[str]:

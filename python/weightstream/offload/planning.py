@@ -56,10 +56,7 @@ class Planned:
 def plan_models(
     components: list[Component], targets: Mapping[str, Target], parameters: Parameters, report: Callable[[str], Any]
 ) -> list[Planned]:
-    """Every model planned, those of one device in one group, and before them what models share. They come to CPU memory first."""
-    for component in components:
-        if any(parameter.device.type != "cpu" for parameter in component.model.parameters()):
-            component.model.to("cpu")
+    """Every model planned, those of one device in one group, and before them what models share."""
     company = company_of(parameters, targets)
     look_ahead = 0 if not parameters.asyncTransfers else parameters.prefetchWindow
     coefficient = parameters.vram_safety_coefficient
