@@ -369,3 +369,40 @@ def test_the_same_model_under_two_ids_is_there_once() -> None:
     with set_up({"transformer": model, "again": model}) as managed:
         assert list(managed.models) == ["transformer"]
         check({"transformer": model}, references, x)
+
+
+def test_modules_that_two_models_were_loaded_with_are_there_once(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    torch.manual_seed(8)
+    references = {name: Model(WIDTH, 6).bfloat16().eval() for name in ("transformer", "transformer_2")}
+    common = {
+        key: value for key, value in references["transformer"].state_dict().items() if ".down." in key
+    }  # of blocks
+    references["transformer_2"].load_state_dict({**references["transformer_2"].state_dict(), **common})
+    safetensors.save_file(common, str(tmp_path / "common.safetensors"))
+    models: Models = {}
+    given: dict[str, Any] = {}
+    for name, reference in references.items():
+        own = {key: value for key, value in reference.state_dict().items() if key not in common and key != "scale"}
+        safetensors.save_file(own, str(tmp_path / f"{name}.safetensors"))
+        with torch.device("meta"):
+            model = Model(WIDTH, 6).eval()
+        model.scale = torch.ones(WIDTH, dtype=torch.bfloat16)
+        how = {"modules": given} if models else {"return_shared_modules": given}
+        if not models:
+            how["modules"] = str(tmp_path / "common.safetensors")
+        path = str(tmp_path / f"{name}.safetensors")
+        offload.load_model_data(model, path, default_dtype=torch.bfloat16, ignore_missing_keys=True, **how)
+        models[name] = model
+    x = torch.randn(2, WIDTH).bfloat16()
+    with set_up(models, budgets=0.25, pinnedMemory=True) as managed:
+        for _ in range(3):
+            check(models, references, x)
+        report = managed.report()["transformer+transformer_2"]
+        assert report["model_bytes"] >= sum(value.nbytes for value in common.values())
+        whole = sum(weight.nbytes for reference in references.values() for weight in reference.parameters())
+        once = whole - sum(value.nbytes for value in common.values())
+        assert once == sum(one["model_bytes"] for one in managed.report().values())
+        weights = [model.blocks[2].down.weight for model in models.values()]
+        assert weights[0] is weights[1]
+    check(models, references, x)
