@@ -8,24 +8,43 @@ use anyhow::{Context, Result};
 pub const FOLDER: &str = "crates/quant-kernels/kernels";
 /// The codebooks that a header is made from.
 pub const GRIDS: &str = "crates/quant-router/src/ggml/tables/grids.rs";
-/// What NVRTC is told. Turing is the oldest device; without fused multiplication numbers are those of the decoders.
-pub const OPTIONS: &[&str] =
-    &["--gpu-architecture=compute_75", "--fmad=false", "--std=c++17", "--device-as-default-execution-space"];
+/// What NVRTC is told, besides the oldest device; without fused multiplication numbers are those of the decoders.
+pub const OPTIONS: &[&str] = &["--fmad=false", "--std=c++17", "--device-as-default-execution-space"];
+/// The oldest device that a module is made for, unless its source says so in its first line, beginning with [`ARCHITECTURE`]: Turing.
+pub const OLDEST: u32 = 75;
+/// How that line begins; the number follows.
+pub const ARCHITECTURE: &str = "// Architecture: compute_";
 /// How a module's second line begins; the number follows.
 pub const STAMP: &str = "// Sources and options: ";
 
+/// The oldest device that a source is compiled for.
+pub fn oldest(source: &str) -> u32 {
+    let named = source.lines().next().and_then(|line| line.strip_prefix(ARCHITECTURE));
+    named.and_then(|number| number.trim().parse().ok()).unwrap_or(OLDEST)
+}
+
+/// What names that device to NVRTC.
+pub fn architecture(oldest: u32) -> String {
+    format!("--gpu-architecture=compute_{oldest}")
+}
+
 /// A number over all that a module is made from: FNV-1a of the texts, each with its length. It is there to notice changes.
-pub fn digest<'a>(source: &'a str, headers: impl Iterator<Item = &'a str>) -> u64 {
+pub fn digest<'a>(source: &str, headers: impl Iterator<Item = &'a str>) -> u64 {
     let mut digest = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
         for byte in bytes {
             digest = (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
     };
-    for text in OPTIONS.iter().copied().chain([source]).chain(headers) {
+    let first = architecture(oldest(source));
+    let mut text = |text: &str| {
         add(&(text.len() as u64).to_le_bytes());
         add(text.as_bytes());
-    }
+    };
+    text(&first);
+    OPTIONS.iter().copied().for_each(&mut text);
+    text(source);
+    headers.for_each(text);
     digest
 }
 
@@ -79,6 +98,13 @@ mod tests {
             "// Written by `cargo xtask codegen` from a.cu; do not edit.\n// Sources and options: 0000000000000007\n\
              .version 8.7\n.target sm_75\n"
         );
+    }
+
+    #[test]
+    fn a_source_may_name_a_newer_device() {
+        assert_eq!(oldest("// Text.\n// Architecture: compute_80\n"), 75);
+        assert_eq!(oldest("// Architecture: compute_80\n// Text.\n"), 80);
+        assert_eq!(architecture(80), "--gpu-architecture=compute_80");
     }
 
     #[test]

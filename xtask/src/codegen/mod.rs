@@ -9,6 +9,7 @@
 
 pub mod kernels;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -92,12 +93,19 @@ fn ptx(venv: &Venv, folder: &Path) -> Result<Vec<Generated>> {
     headers.sort();
     sources.sort();
     let out = workspace::root().join("target/codegen/ptx");
-    let mut python = venv.command();
-    python.arg(workspace::root().join("tools/codegen/nvrtc.py")).arg("--out").arg(&out);
-    python.args(kernels::OPTIONS.iter().map(|option| format!("--option={option}")));
-    process::run(python.args(&sources))?;
     let read =
         |path: &Path| fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut by_device = BTreeMap::<u32, Vec<&PathBuf>>::new();
+    for &source in &sources {
+        by_device.entry(kernels::oldest(&read(source)?)).or_default().push(source);
+    }
+    for (&oldest, sources) in &by_device {
+        let mut python = venv.command();
+        python.arg(workspace::root().join("tools/codegen/nvrtc.py")).arg("--out").arg(&out);
+        python.arg(format!("--option={}", kernels::architecture(oldest)));
+        python.args(kernels::OPTIONS.iter().map(|option| format!("--option={option}")));
+        process::run(python.args(sources))?;
+    }
     let headers = headers.into_iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
     let generated = |source: &&PathBuf| {
         let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();

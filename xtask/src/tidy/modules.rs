@@ -1,12 +1,11 @@
-//! Modules of kernels: every source has one, made from what the source is now, in PTX that the oldest drivers and devices take.
+//! Modules of kernels: every source has one, made from what the source is now, in PTX that the oldest drivers take, for the oldest
+//! device that the source names.
 
 use super::{Finding, SourceFile};
-use crate::codegen::kernels::{STAMP, digest};
+use crate::codegen::kernels::{STAMP, digest, oldest};
 
 /// The newest version of PTX that drivers of branch 570 take.
 const VERSION: (u32, u32) = (8, 7);
-/// The newest device that a module may be made for, since it then runs on that and every newer one: Turing.
-const TARGET: u32 = 75;
 
 /// Checks every folder that has sources of kernels.
 pub fn check(files: &[SourceFile]) -> Vec<Finding> {
@@ -50,8 +49,9 @@ fn check_module(module: &SourceFile, source: &SourceFile, files: &[SourceFile]) 
         say(format!("is PTX {version:?}; drivers of branch 570 take {VERSION:?} at most"));
     }
     let target = line(".target ").and_then(|target| target.strip_prefix("sm_")?.parse::<u32>().ok());
-    if target.is_none_or(|target| target > TARGET) {
-        say(format!("is made for {target:?}; sm_{TARGET} at most runs on every device"));
+    let oldest = oldest(&source.text);
+    if target.is_none_or(|target| target > oldest) {
+        say(format!("is made for {target:?}; sm_{oldest} at most is what its source is for"));
     }
     found
 }
