@@ -31,6 +31,13 @@ def test_numbers_of_every_format_are_those_of_the_cpu(name: str, dtype: torch.dt
             have = dequantize(packed.weight, [part.cuda() for part in parts], dtype)
             want = dequantize(packed.weight, parts, dtype)
             assert have.is_cuda and have.shape == packed.shape
+            if "SVDQuant" in packed.weight.format and dtype in (torch.bfloat16, torch.float16):
+                # Matrix instructions add the narrow matrices: within a step, or what terms that cancel leave open.
+                step = torch.finfo(dtype).eps
+                torch.testing.assert_close(
+                    have.cpu(), want, rtol=step, atol=float(want.abs().max()) / (1 << 20), equal_nan=True
+                )
+                continue
             assert torch.equal(have.cpu().nan_to_num(7), want.nan_to_num(7)), packed.name
 
 

@@ -1,67 +1,15 @@
-// The formats of Nunchaku: numbers of 4 bits in the order in which its kernels read them. A block decodes one tile: of SVDQ 64 rows ×
-// 64 columns, which are 2048 bytes that follow each other; of AWQ 4 rows × 512 columns.
-#include "numbers.cuh"
+// The formats of Nunchaku: numbers of 4 bits in the order in which its kernels read them. A block decodes one tile: of SVDQ 128 rows ×
+// 64 columns, here as the decoder does, in f64 (nunchaku_matrix.cu is faster, and not as exact); of AWQ 512 columns of a few rows.
+#include "nunchaku.cuh"
 
-struct Nunchaku {
-    u64 data;
-    u64 out;        // where row `first` begins
-    u64 scale;
-    u64 shift;      // AWQ
-    u64 smooth;     // SVDQ: by column
-    u64 row_scale;  // by row; 0: there is none
-    u64 global;     // 0: there is none
-    u64 up;
-    u64 down;
-    u64 row_tiles;  // the first row of tiles
-    u32 rows;
-    u32 columns;
-    u32 first;      // the first row that is wanted
-    u32 end;        // the row behind the last
-    u32 rank;
-    u32 tiles;      // tiles to decode
-    Divider across; // tiles beside each other
-    u32 scale_kind;
-    u32 shift_kind;
-    u32 smooth_kind;
-    u32 row_scale_kind;
-    u32 global_kind;
-    u32 up_kind;
-    u32 down_kind;
-    u32 fp4;
-};
-
-// Eight neighbours of a row, or as many as are 16 bytes.
-template <class T> DEVICE void store_eight(const Nunchaku& p, u32 row, u32 column, const float* v) {
-    u64 address = p.out + ((u64)(row - p.first) * p.columns + column) * T::SIZE;
-    if (address % 16 == 0) {
-        for (u32 i = 0; i < 8; i += WIDE<T>) T::wide(address + i * T::SIZE, v + i);
-    } else {
-        for (u32 i = 0; i < 8; ++i) T::one(address + i * T::SIZE, v[i]);
-    }
-}
-
-// A scale of 16 bits: for each 128 rows all groups, in them 16 rows, in the order 0 1 8 9 2 3 10 11 …
-DEVICE u64 scale_place(u32 groups, u32 row, u32 group) {
-    u32 within = row % 16, lane = within % 8 / 2 * 4 + within / 8 * 2 + within % 2;
-    return (((u64)(row / 128) * groups + group) * 8 + row % 128 / 16) * 16 + lane;
-}
-// A scale of 8 bits: for each 128 rows four groups at a time, in them row after row of eight, 8 and 32 apart.
-DEVICE u64 small_scale_place(u32 groups, u32 row, u32 group) {
-    u32 third = row % 128 / 32, second = row % 32 / 8, first = row % 8;
-    u64 tile = (u64)(row / 128) * (groups / 4) + group / 4;
-    return ((tile * 8 + first) * 4 + second) * 16 + third * 4 + group % 4;
-}
-// An element of a narrow matrix, in tiles of 16 × 16.
-DEVICE u64 low_rank_place(u64 tile, u32 across, u32 along) {
-    u32 high = across % 16 / 8, lane = across % 8;
-    u32 half = along % 16 / 8, quarter = along % 8 / 2, part = along % 2;
-    return (((tile * 8 + lane) * 4 + quarter) * 2 + high) * 4 + half * 2 + part;
-}
-
-// Rows of a tile that a thread decodes, and their distance: 32 threads lie below each other, 8 beside each other.
-constexpr u32 EACH = 2, BELOW = THREADS / 8, ROWS = EACH * BELOW;
+// Rows and columns of a part of a tile, which shared memory holds. A thread decodes EACH rows of them, 8 columns each: 32 threads lie
+// below each other, 8 beside each other.
+constexpr u32 PART = 64, EACH = 2, BELOW = THREADS / 8;
 // Ranks that are multiplied for one filling of shared memory.
 constexpr u32 STEP = 16;
+
+// Where a column's number of one rank lies in shared memory: those that threads beside each other read at once follow each other.
+DEVICE u32 down_place(u32 column) { return column % 8 / 2 * 16 + column / 8 * 2 + column % 2; }
 
 // The numbers of the packed part alone, in f64: eight neighbours.
 DEVICE void packed_part(const Nunchaku& p, u32 row, u32 column, const double* smooth, double* sums) {
@@ -84,93 +32,142 @@ DEVICE void packed_part(const Nunchaku& p, u32 row, u32 column, const double* sm
     }
 }
 
-template <class T> DEVICE void svdq(const Nunchaku& p) {
-    SHARED(double, smooth, 64);
-    SHARED(double, down, STEP * 64);
-    SHARED(float, up, ROWS * STEP);
+// A part of a tile.
+template <class T> DEVICE void svdq_part(const Nunchaku& p, u32 row, u32 column) {
+    SHARED(double, smooth, PART);
+    SHARED(double, down, STEP * PART);
+    SHARED(double, up, STEP * PART);
     LOCAL(double, sums, EACH * 8);
-    for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-        u32 below = p.across.quotient(tile), column = (tile - below * p.across.divisor) * 64;
-        u32 row = ((u32)p.row_tiles + below) * ROWS;
+    EACH_THREAD {
+        if (threadIdx.x < PART) {
+            u64 place = scale_place(1, column + threadIdx.x, 0);
+            smooth[threadIdx.x] = (double)number_at(p.smooth, p.smooth_kind, place);
+        }
+    }
+    BARRIER();
+    EACH_THREAD {
+        u32 beside = threadIdx.x % 8 * 8;
+#pragma unroll
+        for (u32 j = 0; j < EACH; ++j) {
+            packed_part(p, row + threadIdx.x / 8 + BELOW * j, column + beside, smooth + beside, MINE(sums) + 8 * j);
+        }
+    }
+    for (u32 rank = 0; rank < p.rank; rank += STEP) {
         EACH_THREAD {
-            if (threadIdx.x < 64) {
-                u64 place = scale_place(1, column + threadIdx.x, 0);
-                smooth[threadIdx.x] = (double)number_at(p.smooth, p.smooth_kind, place);
+            for (u32 i = threadIdx.x; i < STEP * PART; i += THREADS) {
+                u32 across = rank + i / PART, along = column + i % PART;
+                u64 place = low_rank_place((u64)(along / 16) * (p.rank / 16) + across / 16, across, along);
+                down[i / PART * PART + down_place(i % PART)] = (double)number_at(p.down, p.down_kind, place);
+                across = row + i % PART, along = rank + i / PART;
+                place = low_rank_place((u64)(across / 16) * (p.rank / 16) + along / 16, across, along);
+                up[i] = (double)number_at(p.up, p.up_kind, place);
             }
         }
         BARRIER();
         EACH_THREAD {
-            u32 beside = threadIdx.x % 8 * 8;
+            const double* beside = down + threadIdx.x % 8 * 2;
+            for (u32 k = 0; k < STEP; ++k) {
 #pragma unroll
-            for (u32 j = 0; j < EACH; ++j) {
-                packed_part(p, row + threadIdx.x / 8 + BELOW * j, column + beside, smooth + beside, MINE(sums) + 8 * j);
-            }
-        }
-        for (u32 rank = 0; rank < p.rank; rank += STEP) {
-            EACH_THREAD {
-                for (u32 i = threadIdx.x; i < STEP * 64; i += THREADS) {
-                    u32 across = rank + i / 64, along = column + i % 64;
-                    u64 place = low_rank_place((u64)(along / 16) * (p.rank / 16) + across / 16, across, along);
-                    down[i] = (double)number_at(p.down, p.down_kind, place);
-                }
-                for (u32 i = threadIdx.x; i < ROWS * STEP; i += THREADS) {
-                    u32 across = row + i / STEP, along = rank + i % STEP;
-                    u64 place = low_rank_place((u64)(across / 16) * (p.rank / 16) + along / 16, across, along);
-                    up[i] = number_at(p.up, p.up_kind, place);
-                }
-            }
-            BARRIER();
-            EACH_THREAD {
-                u32 beside = threadIdx.x % 8 * 8;
-                for (u32 k = 0; k < STEP; ++k) {
+                for (u32 j = 0; j < EACH; ++j) {
+                    double factor = up[k * PART + threadIdx.x / 8 + BELOW * j];
 #pragma unroll
-                    for (u32 j = 0; j < EACH; ++j) {
-                        double factor = (double)up[(threadIdx.x / 8 + BELOW * j) * STEP + k];
-#pragma unroll
-                        for (u32 i = 0; i < 8; ++i) {
-                            double& sum = MINE(sums)[8 * j + i];
-                            // Both numbers have 24 bits at most, so that their product is exact.
-                            sum = multiply_add(factor, down[k * 64 + beside + i], sum);
-                        }
+                    for (u32 i = 0; i < 8; ++i) {
+                        double& sum = MINE(sums)[8 * j + i];
+                        // Both numbers have 24 bits at most, so that their product is exact.
+                        sum = multiply_add(factor, beside[k * PART + i / 2 * 16 + i % 2], sum);
                     }
-                }
-            }
-            BARRIER();
-        }
-        EACH_THREAD {
-#pragma unroll
-            for (u32 j = 0; j < EACH; ++j) {
-                u32 mine = row + threadIdx.x / 8 + BELOW * j;
-                if (mine >= p.first && mine < p.end) {
-                    float v[8];
-                    for (u32 i = 0; i < 8; ++i) v[i] = (float)MINE(sums)[8 * j + i];
-                    store_eight<T>(p, mine, column + threadIdx.x % 8 * 8, v);
                 }
             }
         }
         BARRIER();
     }
+    EACH_THREAD {
+#pragma unroll
+        for (u32 j = 0; j < EACH; ++j) {
+            u32 mine = row + threadIdx.x / 8 + BELOW * j;
+            if (mine >= p.first && mine < p.end) {
+                float v[8];
+                for (u32 i = 0; i < 8; ++i) v[i] = (float)MINE(sums)[8 * j + i];
+                store_eight<T>(p, mine, column + threadIdx.x % 8 * 8, v);
+            }
+        }
+    }
+    BARRIER();
+}
+
+template <class T> DEVICE void svdq(const Nunchaku& p) {
+    for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+        u32 below = p.across.quotient(tile), column = (tile - below * p.across.divisor) * PART;
+        u32 row = ((u32)p.row_tiles + below) * 128;
+#pragma unroll 1
+        for (u32 begin = row; begin < row + 128; begin += PART) {
+            if (begin < p.end && begin + PART > p.first) svdq_part<T>(p, begin, column);
+        }
+    }
+}
+
+// The numbers of four rows, which follow each other in memory: 8 bytes at once, if they are of 16 bits.
+DEVICE void four_numbers(u64 address, u32 kind, u64 index, float (&v)[4]) {
+    if ((kind == BF16 || kind == F16) && address % 8 == 0) {
+        u64 both = load((const u64*)(address + index * 2));
+        u32 words[2] = {(u32)both, (u32)(both >> 32)};
+        if (kind == BF16) {
+            for (u32 i = 0; i < 4; ++i) v[i] = float_of(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
+        } else {
+            for (u32 i = 0; i < 4; ++i) v[i] = from_half(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff);
+        }
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) v[i] = number_beside(address, kind, index + i);
 }
 
 // Unsigned numbers times the scale of their 64 columns, plus its shift. Four rows are packed together; of 32 columns, those 8 apart
 // share two bytes, so that 16 bytes hold four times eight neighbours.
+//
+// A thread decodes 16 bytes of numbers in each of the four rows, so that what it has to find is found once for all of them, and a
+// warp's numbers follow each other.
 template <class T> DEVICE void awq(const Nunchaku& p) {
-    // A tile is one row of four below each other and 512 columns.
+    constexpr u32 N = WIDE<T>, BESIDE = 512 / N, FOURS = THREADS / BESIDE;
+    bool wide = p.out % 16 == 0;
     for (u32 tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         u32 below = p.across.quotient(tile), beside = tile - below * p.across.divisor;
         EACH_THREAD {
-            u32 row = ((u32)p.row_tiles + below) * 4 + threadIdx.x / 64, column = beside * 512 + threadIdx.x % 64 * 8;
-            if (column < p.columns && row >= p.first && row < p.end) {
-                u64 place = ((u64)(row / 4) * (p.columns / 64) + column / 64) * 4 + row % 4;
-                Vector words = load_vector((const void*)(p.data + place * 32 + column % 64 / 32 * 16));
+            u32 row = (((u32)p.row_tiles + below) * FOURS + threadIdx.x / BESIDE) * 4;
+            u32 column = beside * 512 + threadIdx.x % BESIDE * N;
+            if (column < p.columns && row < p.end && row + 4 > p.first) {
+                u64 from = p.data + ((u64)(row / 4) * (p.columns / 64) + column / 64) * 128 + column % 64 / 32 * 16;
+                Vector words[4];
+#pragma unroll
+                for (u32 r = 0; r < 4; ++r) words[r] = load_vector((const void*)(from + r * 32));
+                float scale[4], shift[4];
                 u64 group = (u64)(column / 64) * p.rows + row;
-                float scale = number_at(p.scale, p.scale_kind, group), shift = number_at(p.shift, p.shift_kind, group);
-                u32 pairs[4] = {words.x, words.y, words.z, words.w}, bit = column % 32 / 8 * 4;
-                float v[8];
-                for (u32 i = 0; i < 8; ++i) {
-                    v[i] = integer(pairs[i / 2] >> (bit + i % 2 * 16) & 15) * scale + shift;
+                four_numbers(p.scale, p.scale_kind, group, scale);
+                four_numbers(p.shift, p.shift_kind, group, shift);
+                // Where numbers lie in 16 bits. A float whose last bit is worth 1 there has them as they are.
+                u32 bit = column % 32 / 8 * 4, mask = 15u << bit, floor = (127 + 23 - bit) << 23;
+                float less = float_of(floor);
+                u64 to = p.out + (((u64)row - p.first) * p.columns + column) * T::SIZE;
+#pragma unroll
+                for (u32 r = 0; r < 4; ++r) {
+                    u32 pairs[4] = {words[r].x, words[r].y, words[r].z, words[r].w};
+                    if (N == 4 && column % 8 != 0) pairs[0] = pairs[2], pairs[1] = pairs[3];
+                    float v[N];
+#pragma unroll
+                    for (u32 i = 0; i < N; ++i) {
+                        u32 pair = i % 2 ? pairs[i / 2] >> 16 : pairs[i / 2];
+                        v[i] = (float_of((pair & mask) | floor) - less) * scale[r] + shift[r];
+                    }
+                    if (row + r >= p.first && row + r < p.end) {
+                        if (wide) {
+                            T::wide(to, v);
+                        } else {
+#pragma unroll
+                            for (u32 i = 0; i < N; ++i) T::one(to + i * T::SIZE, v[i]);
+                        }
+                    }
+                    to += (u64)p.columns * T::SIZE;
                 }
-                store_eight<T>(p, row, column, v);
             }
         }
     }

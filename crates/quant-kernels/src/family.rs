@@ -29,11 +29,13 @@ pub enum Family {
     Compressed,
     /// The formats of Nunchaku.
     Nunchaku,
+    /// Those of them that multiply matrices, by instructions for it: for Ampere and newer devices.
+    NunchakuMatrix,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::GgmlSimple,
         Self::GgmlK,
         Self::GgmlTernary,
@@ -47,6 +49,7 @@ impl Family {
         Self::Awq,
         Self::Compressed,
         Self::Nunchaku,
+        Self::NunchakuMatrix,
     ];
 
     /// The name of its source, without ending.
@@ -65,6 +68,7 @@ impl Family {
             Self::Awq => "awq",
             Self::Compressed => "compressed",
             Self::Nunchaku => "nunchaku",
+            Self::NunchakuMatrix => "nunchaku_matrix",
         }
     }
 
@@ -84,6 +88,15 @@ impl Family {
             Self::Awq => include_str!("../kernels/awq.ptx"),
             Self::Compressed => include_str!("../kernels/compressed.ptx"),
             Self::Nunchaku => include_str!("../kernels/nunchaku.ptx"),
+            Self::NunchakuMatrix => include_str!("../kernels/nunchaku_matrix.ptx"),
+        }
+    }
+
+    /// The kernel that takes the same launches on devices that this module is not made for.
+    pub const fn before(self) -> Option<(Self, &'static str)> {
+        match self {
+            Self::NunchakuMatrix => Some((Self::Nunchaku, "svdq")),
+            _ => None,
         }
     }
 }

@@ -52,13 +52,14 @@ impl Kernels {
     /// # Errors
     /// [`DriverError::NoKernels`] on the emulator; [`DriverError::ModuleRefused`] if the driver cannot take the module.
     pub fn prepare(&self, weight: &QuantWeight, kind: TargetKind) -> Result<()> {
-        let (family, kernel) = plan::kernel_of(weight)?;
+        let (family, kernel) = plan::kernel_of(weight, kind)?;
         self.kernel(family, kernel, kind)?;
         Ok(())
     }
 
     /// Submits what writes some rows of a weight, as numbers, into memory of exactly their size: the same numbers that
-    /// [`quant_router::dequantize`] writes, bit for bit, but for which NaN a NaN is.
+    /// [`quant_router::dequantize`] writes, bit for bit, but for which NaN a NaN is. `SVDQuant` as bf16 or f16 is within one
+    /// step, since matrix instructions sum it; see the crate's description.
     ///
     /// Rows are those of the logical matrix: all dimensions but the last. The host waits for nothing.
     ///
@@ -107,7 +108,12 @@ impl Kernels {
         if let Some(kernel) = loaded.kernels.get(&(name, kind)) {
             return Ok(kernel.clone());
         }
-        let module = loaded.modules.entry(family).or_insert_with(|| self.load(family)).clone()?;
+        let module = loaded.modules.entry(family).or_insert_with(|| self.load(family)).clone();
+        if let (Err(DriverError::ModuleRefused { .. }), Some((before, older))) = (&module, family.before()) {
+            drop(loaded);
+            return self.kernel(before, older, kind);
+        }
+        let module = module?;
         let full = terminated(&format!("{name}_{}", kind.name()))?;
         let kernel = module.kernel(&full)?;
         loaded.kernels.insert((name, kind), kernel.clone());

@@ -7,9 +7,10 @@ mod compiled;
 
 use std::sync::Arc;
 
-use common::rig::{End, differences};
+use common::rig::{End, differences, differences_of};
 use gpu_driver::StreamHandle;
 use quant_kernels::{Kernels, TargetKind};
+use quant_router::Format;
 
 #[test]
 fn kernels_are_the_decoders_bit_for_bit() {
@@ -34,6 +35,23 @@ fn kernels_are_the_decoders_bit_for_bit() {
     });
     assert!(found.is_empty(), "{} runs differ: {found:#?}", found.len());
     println!("{} weights", cases.len());
+}
+
+/// What has a kernel for newer devices has another for this one, which adds as the decoder does.
+#[test]
+fn older_devices_have_the_decoders_bits_of_svdquant_too() {
+    let Some(driver) = compiled::Compiled::turing() else { return };
+    let kernels = Kernels::new(driver);
+    let tiled =
+        common::made::formats().into_iter().filter(|case| matches!(case.weight.format, Format::Svdq(_)));
+    let mut found = Vec::new();
+    for case in tiled.chain(common::made::svdq()) {
+        for kind in TargetKind::ALL {
+            kernels.prepare(&case.weight, kind).unwrap();
+        }
+        found.extend(differences_of(&kernels, &case, End::Back, StreamHandle::DEFAULT, true));
+    }
+    assert!(found.is_empty(), "{} runs differ: {found:#?}", found.len());
 }
 
 #[test]

@@ -146,6 +146,34 @@ fn integers_in_words_are_planned_by_tiles_and_refused_where_words_are_cut() {
 }
 
 #[test]
+fn matrix_instructions_are_for_narrow_targets_and_aligned_parts() {
+    for case in common::made::svdq() {
+        let kernel = |address, kind| {
+            let launches = planned(&case, address, 0..128, kind).unwrap();
+            assert_eq!(launches.len(), 1);
+            launches[0].family
+        };
+        let narrow =
+            if case.name.contains("svdq 16 [128") { Family::Nunchaku } else { Family::NunchakuMatrix };
+        assert_eq!(kernel(1 << 20, TargetKind::F32), Family::Nunchaku, "{}", case.name);
+        assert_eq!(kernel(1 << 20, TargetKind::Bf16), narrow, "{}", case.name);
+        assert_eq!(kernel(1 << 20, TargetKind::F16), narrow, "{}", case.name);
+        assert_eq!(kernel((1 << 20) + 8, TargetKind::F16), Family::Nunchaku, "{}", case.name);
+    }
+}
+
+#[test]
+fn bytes_of_quanto_are_read_once_for_all_their_numbers() {
+    for case in common::made::formats().iter().filter(|case| case.name.starts_with("quanto")) {
+        let rows = case.weight.rows().unwrap();
+        let whole = planned(case, 1 << 20, 0..rows, TargetKind::Bf16).unwrap().len();
+        // The last bytes may hold fewer numbers than the others.
+        assert!(whole == 1 || whole == 2 && !case.name.contains("[96"), "{}", case.name);
+        assert!(planned(case, 1 << 20, 1..rows, TargetKind::Bf16).unwrap().len() <= 3);
+    }
+}
+
+#[test]
 fn rows_without_elements_launch_nothing() {
     assert!(planned(&q8(3), 0, 1..1, TargetKind::F32).unwrap().is_empty());
     let empty = blocks("empty", GgmlType::Q8_0, &[0, 64], Vec::new());
@@ -183,7 +211,8 @@ fn modules_are_for_old_drivers_and_hold_every_kernel() {
     for family in Family::ALL {
         let ptx = family.ptx();
         assert!(ptx.lines().any(|line| line == ".version 8.7"), "{}", family.name());
-        assert!(ptx.lines().any(|line| line == ".target sm_75"), "{}", family.name());
+        let target = if family.before().is_some() { ".target sm_80" } else { ".target sm_75" };
+        assert!(ptx.lines().any(|line| line == target), "{}", family.name());
     }
     for case in common::cases() {
         let rows = case.weight.rows().unwrap();

@@ -99,27 +99,29 @@ pub(crate) fn is_supported(weight: &QuantWeight) -> bool {
 }
 
 /// The kernel of a weight, but for the target's type.
-pub(crate) fn kernel_of(weight: &QuantWeight) -> Result<(Family, &'static str)> {
+pub(crate) fn kernel_of(weight: &QuantWeight, kind: TargetKind) -> Result<(Family, &'static str)> {
     match weight.format {
         Format::Ggml(kind) => {
             ggml::kernel(kind).ok_or_else(|| unsupported(weight, "its type holds no blocks"))
         }
-        Format::Scaled(format) => scaled::kernel(format.codes)
+        Format::Scaled(format) => scaled::kernel(weight, format)
             .ok_or_else(|| unsupported(weight, "its numbers are of an unknown type")),
         Format::Bnb4(_) => Ok((Family::Bnb, "bnb4")),
-        Format::QuantoBits(_) => Ok((Family::Quanto, "quanto")),
+        Format::QuantoBits(format) => {
+            quanto::kernel(format.bits).ok_or_else(|| unsupported(weight, "numbers have 2 or 4 bits"))
+        }
         Format::W4A8(_) => Ok((Family::W4A8, "w4a8")),
         Format::PackedInt(format) => {
             packed_int::kernel(format).ok_or_else(|| unsupported(weight, "its words hold other numbers"))
         }
-        Format::Svdq(_) => Ok((Family::Nunchaku, "svdq")),
+        Format::Svdq(format) => Ok(nunchaku::kernel(weight, format, kind)),
         Format::NunchakuAwq => Ok((Family::Nunchaku, "awq")),
         _ => Err(unsupported(weight, "its format is unknown here")),
     }
 }
 
 fn launches(job: &Job<'_>) -> Result<Vec<Launch>> {
-    let (family, kernel) = kernel_of(job.weight)?;
+    let (family, kernel) = kernel_of(job.weight, job.kind)?;
     let to = run::Kernel { family, name: kernel, kind: job.kind };
     match job.weight.format {
         Format::Ggml(kind) => ggml::plan(job, to, kind),

@@ -1,23 +1,26 @@
 //! The formats of Nunchaku: whole tiles, of which only the wanted rows are written.
 
-use quant_router::PartRole;
-use quant_router::formats::{Svdq, SvdqKind};
+use quant_router::formats::{Number, Svdq, SvdqKind};
+use quant_router::{PartRole, QuantWeight};
 
 use super::Job;
 use super::run::{Kernel, Words, countable};
 use super::source::Numbers;
 use super::tiles::Grid;
 use crate::error::Result;
-use crate::launch::Launch;
+use crate::family::Family;
+use crate::launch::{Launch, THREADS, TargetKind};
 
 /// Rows, and columns of a pair of tiles, that `SVDQuant`'s weights are padded to.
 const TILE: u64 = 128;
 /// Ranks that are packed together.
 const RANKS: u64 = 16;
-/// Columns of an AWQ group; rows and columns that a block of the `SVDQuant` kernel decodes.
+/// Columns of a group; and those that a block of the `SVDQuant` kernels decodes, of 128 rows.
 const GROUP: u64 = 64;
-/// Columns that a block of the AWQ kernel decodes, of four rows.
+/// Columns that a block of the AWQ kernel decodes.
 const AWQ_COLUMNS: u64 = 512;
+/// Bytes of numbers that it writes: each thread 16 in each of four rows.
+const AWQ_BYTES: u64 = THREADS as u64 * 64;
 
 /// What both kernels read.
 struct Tiles {
@@ -54,6 +57,22 @@ impl Tiles {
     }
 }
 
+/// The kernel of a weight of `SVDQuant`: that with matrix instructions, if it can multiply the parts' numbers, and what is wanted is not
+/// f32, in which its sums would be seen not to be the decoder's.
+pub(super) fn kernel(weight: &QuantWeight, format: Svdq, kind: TargetKind) -> (Family, &'static str) {
+    let number = |role| weight.part(role).and_then(|part| Number::of(part.kind));
+    let short = |role| matches!(number(role), Some(Number::F16 | Number::Bf16));
+    let (scales, name) = match format.kind {
+        SvdqKind::Fp4 => (number(PartRole::Scale) == Some(Number::E4m3), "svdq_fp4"),
+        _ => (short(PartRole::Scale), "svdq_int4"),
+    };
+    let alike = number(PartRole::LowRankUp) == number(PartRole::LowRankDown);
+    if kind != TargetKind::F32 && scales && alike && short(PartRole::LowRankUp) && short(PartRole::Smooth) {
+        return (Family::NunchakuMatrix, name);
+    }
+    (Family::Nunchaku, "svdq")
+}
+
 pub(super) fn plan_svdq(job: &Job<'_>, to: Kernel, format: Svdq) -> Result<Vec<Launch>> {
     let weight = job.weight;
     let elements = weight.elements()?;
@@ -82,8 +101,18 @@ pub(super) fn plan_svdq(job: &Job<'_>, to: Kernel, format: Svdq) -> Result<Vec<L
         down: numbers(PartRole::LowRankDown, columns.saturating_mul(format.rank))?,
         rank: format.rank,
         fp4: format.kind == SvdqKind::Fp4,
-        height: GROUP,
+        height: TILE,
         across: columns / GROUP,
+    };
+    // Matrix instructions have 16 bytes a thread of these, and four scales of 8 bits.
+    let whole = |address: u64| address.is_multiple_of(16);
+    let aligned = whole(tiles.data)
+        && whole(tiles.up.address)
+        && whole(tiles.down.address)
+        && tiles.scale.address.is_multiple_of(4);
+    let to = match to.family.before() {
+        Some((family, name)) if !aligned => Kernel { family, name, ..to },
+        _ => to,
     };
     tiles.launches(job, to)
 }
@@ -107,7 +136,7 @@ pub(super) fn plan_awq(job: &Job<'_>, to: Kernel) -> Result<Vec<Launch>> {
         down: Numbers::NONE,
         rank: 0,
         fp4: false,
-        height: 4,
+        height: AWQ_BYTES / job.kind.bytes() / AWQ_COLUMNS,
         across: columns.div_ceil(AWQ_COLUMNS),
     };
     tiles.launches(job, to)

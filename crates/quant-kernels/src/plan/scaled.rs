@@ -11,15 +11,30 @@ use crate::family::Family;
 use crate::launch::Launch;
 
 /// The kernel of packed numbers.
-pub(super) fn kernel(codes: Codes) -> Option<(Family, &'static str)> {
-    let name = match codes {
+pub(super) fn kernel(weight: &QuantWeight, scaled: Scaled) -> Option<(Family, &'static str)> {
+    let regular = is_regular_nvfp4(weight, scaled);
+    let name = match scaled.codes {
         Codes::E4m3 => "scaled_e4m3",
         Codes::E5m2 => "scaled_e5m2",
         Codes::Int8 => "scaled_int8",
-        Codes::E2m1High | Codes::E2m1Low => "scaled_e2m1",
+        Codes::E2m1High if regular => "nvfp4_high",
+        Codes::E2m1Low if regular => "nvfp4_low",
+        Codes::E2m1High | Codes::E2m1Low => NIBBLES,
         _ => return None,
     };
     Some((Family::Scaled, name))
+}
+
+/// The kernel of numbers of 4 bits with scales anywhere.
+const NIBBLES: &str = "scaled_e2m1";
+
+/// Whether rows are whole multiples of four times 16 numbers, which share a scale of E4M3.
+fn is_regular_nvfp4(weight: &QuantWeight, scaled: Scaled) -> bool {
+    let by_16 =
+        matches!(scaled.scales, Scales::Blocks { rows: 1, columns: 16, order } if order != Order::Columns);
+    let scale = weight.part(PartRole::Scale).and_then(|part| Number::of(part.kind));
+    let columns = matrix(weight, scaled.scales).map_or(0, |[_, columns]| columns);
+    by_16 && scale == Some(Number::E4m3) && !scaled.zero_point && columns.is_multiple_of(64)
 }
 
 /// The matrix that scales are laid over: the first dimension, and all others; for blocks all but the last.
@@ -92,6 +107,11 @@ pub(super) fn plan(job: &Job<'_>, to: Kernel, scaled: Scaled) -> Result<Vec<Laun
     // A row of whole strips goes on with the next row's first one.
     let strip = width.min(columns);
     let strip = if columns.is_multiple_of(strip) { strip } else { u64::MAX };
+    let bytes = matches!(scale.number, Number::E4m3 | Number::E8m0) && scale.address.is_multiple_of(4);
+    let fours =
+        bytes && !scaled.zero_point && height == 1 && order != 1 && strip <= columns / 4 && count[1] % 4 == 0;
+    let nibbles = matches!(scaled.codes, Codes::E2m1High | Codes::E2m1Low);
+    let to = if nibbles && !fours { Kernel { name: NIBBLES, ..to } } else { to };
     let launch = |(first, end, out): (u64, u64, u64)| {
         let row = first / columns;
         let base = row * columns;
@@ -109,7 +129,7 @@ pub(super) fn plan(job: &Job<'_>, to: Kernel, scaled: Scaled) -> Result<Vec<Laun
         words.pair(row, count[0]).pair(count[1], order);
         words.pair(scale.kind().into(), zero_point.kind().into());
         words.pair(global.kind().into(), input.kind().into());
-        words.pair(mode, u64::from(scaled.codes == Codes::E2m1High));
+        words.pair(mode, u64::from(scaled.codes == Codes::E2m1High)).pair(fours.into(), 0);
         to.launch(run.tiles(job.kind), words)
     };
     // A piece begins in a row, whose start is counted too.

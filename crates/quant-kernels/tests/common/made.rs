@@ -146,9 +146,33 @@ pub(crate) fn formats() -> Vec<Case> {
         let (divided, parts) = (grid(1, 16, Order::Rows), [(Scale, "F8_E4M3"), (GlobalScale, "F32")]);
         cases.push(scaled("nvfp4 divided", &shape, Family::NvFp4, E2m1Low, divided, &parts));
     }
+    cases.extend(by_fours());
     cases.extend(packed());
     cases.extend(tiled());
     cases
+}
+
+/// Formats of many scales, of which each row has a multiple of four.
+fn by_fours() -> Vec<Case> {
+    use Codes::{E2m1High, E2m1Low, E4m3};
+    use PartRole::{GlobalScale, InputScale, Scale};
+    let grid = |columns, order| Scales::Blocks { rows: 1, columns, order };
+    let (scale, global, input) = ((Scale, "F8_E4M3"), (GlobalScale, "F32"), (InputScale, "F32"));
+    let swizzled = Order::Swizzled;
+    vec![
+        scaled("nvfp4 fours", &[133, 1088], Family::NvFp4, E2m1High, grid(16, swizzled), &[scale, global]),
+        scaled(
+            "nvfp4 rows",
+            &[70, 320],
+            Family::NvFp4,
+            E2m1Low,
+            grid(16, Order::Rows),
+            &[scale, global, input],
+        ),
+        scaled("nvfp4 alone", &[5, 64], Family::NvFp4, E2m1Low, grid(16, Order::Rows), &[scale]),
+        scaled("mxfp8 fours", &[130, 384], Family::MxFp8, E4m3, grid(32, swizzled), &[(Scale, "U8")]),
+        scaled("mxfp8 fours", &[40, 640], Family::MxFp8, E4m3, grid(32, Order::Rows), &[(Scale, "U8")]),
+    ]
 }
 
 /// Numbers of 4 and 2 bits.
@@ -165,9 +189,14 @@ fn packed() -> Vec<Case> {
             [(Data, "U8"), (Codebook, "F32"), (Scale, "U8"), (ScaleCodebook, "F32"), (GlobalScale, "F32")];
         cases.push(weight("bnb nested", &shape, Format::Bnb4(nested), &parts));
     }
-    for (bits, group, shape) in
-        [(4, 128, [96, 256]), (2, 128, [96, 384]), (4, 5, [21, 25]), (2, 1, [11, 13]), (4, 100, [75, 300])]
-    {
+    for (bits, group, shape) in [
+        (4, 128, [96, 256]),
+        (2, 128, [96, 384]),
+        (4, 5, [21, 25]),
+        (2, 1, [11, 13]),
+        (4, 100, [75, 300]),
+        (2, 64, [33, 64]),
+    ] {
         for (scale, shift) in [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32"), ("BF16", "I8")] {
             let format = Format::QuantoBits(QuantoBits { bits, group });
             let parts = [(Data, "U8"), (Scale, scale), (ZeroPoint, shift)];
@@ -188,11 +217,30 @@ fn packed() -> Vec<Case> {
 
 /// Numbers in the order of matrix instructions.
 fn tiled() -> Vec<Case> {
-    use PartRole::{Data, GlobalScale, LowRankDown, LowRankUp, RowScale, Scale, Smooth, ZeroPoint};
+    use PartRole::{Data, Scale, ZeroPoint};
+    let mut cases: Vec<_> = svdq().iter().map(moderate).collect();
+    for (number, shape) in [
+        ("BF16", [12, 64]),
+        ("F16", [68, 576]),
+        ("BF16", [8, 1024]),
+        ("F32", [20, 192]),
+        ("BF16", [36, 4160]),
+    ] {
+        let parts = [(Data, "I32"), (Scale, number), (ZeroPoint, number)];
+        cases.push(weight("awq", &shape, Format::NunchakuAwq, &parts));
+    }
+    cases
+}
+
+/// Weights of `SVDQuant` whose sums are beyond the range of floats, and are no numbers: random bytes.
+pub(crate) fn svdq() -> Vec<Case> {
+    use PartRole::{Data, GlobalScale, LowRankDown, LowRankUp, RowScale, Scale, Smooth};
     let mut cases = Vec::new();
     for (kind, rank, number, shape) in [
         (SvdqKind::Int4, 32, "BF16", [128, 384]),
+        (SvdqKind::Int4, 80, "F16", [256, 256]),
         (SvdqKind::Int4, 0, "F16", [256, 128]),
+        (SvdqKind::Int4, 16, "F32", [128, 128]),
         (SvdqKind::Fp4, 16, "F16", [256, 256]),
         (SvdqKind::Fp4, 48, "BF16", [128, 128]),
     ] {
@@ -204,9 +252,22 @@ fn tiled() -> Vec<Case> {
         parts.extend((fp4 && rank == 16).then_some((GlobalScale, "F32")));
         cases.push(weight(&format!("svdq {rank}"), &shape, Format::Svdq(Svdq { kind, rank }), &parts));
     }
-    for (number, shape) in [("BF16", [12, 64]), ("F16", [68, 576]), ("BF16", [8, 1024])] {
-        let parts = [(Data, "I32"), (Scale, number), (ZeroPoint, number)];
-        cases.push(weight("awq", &shape, Format::NunchakuAwq, &parts));
-    }
     cases
+}
+
+/// The same weight with floats between 1/32 and 2, and their negatives.
+fn moderate(case: &Case) -> Case {
+    let mut case = case.clone();
+    for part in &case.weight.parts {
+        let bytes = case.parts.get_mut(&part.tensor).unwrap();
+        let (size, kept, set): (usize, u8, u8) = match part.kind.to_string().as_str() {
+            "BF16" => (2, 0x81, 0x3e),
+            "F16" => (2, 0x87, 0x30),
+            "F32" => (4, 0x80, 0x3f),
+            "F8_E4M3" => (1, 0x8f, 0x20),
+            _ => continue,
+        };
+        bytes.iter_mut().skip(size - 1).step_by(size).for_each(|high| *high = *high & kept | set);
+    }
+    case
 }

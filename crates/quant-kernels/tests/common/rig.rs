@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpu_driver::{Access, Bytes, DeviceAddress, Driver, HostToDevice, PageHandle, StreamHandle};
 use half::{bf16, f16};
-use quant_kernels::{DevicePart, DeviceTarget, Kernels, TargetKind, plan_pieces};
+use quant_kernels::{DevicePart, DeviceTarget, Family, Kernels, Launch, TargetKind, plan_pieces};
 use quant_router::{Target, dequantize};
 
 use super::Case;
@@ -112,18 +112,49 @@ fn wanted(case: &Case, rows: Range<u64>, kind: TargetKind) -> Vec<u8> {
     }
 }
 
-/// Whether bytes are the same numbers; all that are no numbers are alike.
-fn same(have: &[u8], want: &[u8], kind: TargetKind) -> bool {
-    let nan = |bytes: &[u8]| match kind {
-        TargetKind::F32 => f32::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
-        TargetKind::Bf16 => bf16::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
-        TargetKind::F16 => f16::from_le_bytes(bytes.try_into().unwrap()).is_nan(),
+fn number(bytes: &[u8], kind: TargetKind) -> f32 {
+    match kind {
+        TargetKind::F32 => f32::from_le_bytes(bytes.try_into().unwrap()),
+        TargetKind::Bf16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+        TargetKind::F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f32(),
+    }
+}
+
+/// Whether bytes are the same numbers, or no farther apart than one step and `slack`; all that are no numbers are alike.
+fn same(have: &[u8], want: &[u8], kind: TargetKind, slack: Option<f32>) -> bool {
+    let (near, far) = (number(have, kind), number(want, kind));
+    let steps = match kind {
+        TargetKind::F32 => 23,
+        TargetKind::Bf16 => 7,
+        TargetKind::F16 => 10,
     };
-    have == want || nan(have) && nan(want)
+    let step = far.abs().log2().floor().exp2() / (1 << steps) as f32;
+    have == want
+        || near.is_nan() && far.is_nan()
+        || slack.is_some_and(|slack| (near - far).abs() <= step + slack)
+}
+
+/// How far numbers may be off that matrix instructions summed, besides one step: their sums are exact to some 22 bits of the largest
+/// term. None where they must be the decoder's.
+fn slack(launches: &[Launch], refused: bool, want: &[u8], kind: TargetKind) -> Option<f32> {
+    let summed = launches.iter().any(|launch| launch.family == Family::NunchakuMatrix);
+    let numbers = want.chunks(kind.bytes() as usize).map(|bytes| number(bytes, kind).abs());
+    (summed && !refused).then(|| numbers.fold(0.0, f32::max) / (1 << 20) as f32)
 }
 
 /// Runs the kernels of a case on some rows, whole and in pieces, and gives what differs.
 pub(crate) fn differences(kernels: &Kernels, case: &Case, end: End, stream: StreamHandle) -> Vec<String> {
+    differences_of(kernels, case, end, stream, false)
+}
+
+/// As before; `refused` if the device takes no matrix instructions.
+pub(crate) fn differences_of(
+    kernels: &Kernels,
+    case: &Case,
+    end: End,
+    stream: StreamHandle,
+    refused: bool,
+) -> Vec<String> {
     let driver = kernels.driver();
     let rows = case.weight.rows().unwrap();
     let memories: Vec<_> = case
@@ -161,8 +192,9 @@ pub(crate) fn differences(kernels: &Kernels, case: &Case, end: End, stream: Stre
             let memory = Memory::new(driver, want.len(), end, skew * kind.bytes());
             memory.poison(stream);
             let target = DeviceTarget { address: memory.address, size: Bytes(want.len() as u64), kind };
+            let launches = plan_pieces(&case.weight, &parts, range.clone(), target, PIECE).unwrap();
+            let slack = slack(&launches, refused, &want, kind);
             if pieces {
-                let launches = plan_pieces(&case.weight, &parts, range.clone(), target, PIECE).unwrap();
                 // SAFETY: all memory is there until the stream was waited for.
                 unsafe { kernels.submit(&launches, stream) }.unwrap();
             } else {
@@ -178,6 +210,7 @@ pub(crate) fn differences(kernels: &Kernels, case: &Case, end: End, stream: Stre
                     &have[begin + at * size..begin + (at + 1) * size],
                     &want[at * size..(at + 1) * size],
                     kind,
+                    slack,
                 )
             };
             let wrong: Vec<_> = (0..want.len() / size).filter(differ).collect();

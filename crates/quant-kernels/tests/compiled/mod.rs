@@ -5,12 +5,12 @@ use std::ffi::{CStr, c_void};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gpu_driver::{
-    Access, Bytes, DeviceAddress, DeviceInfo, Driver, EventHandle, HostDriver, HostOptions, HostToDevice,
-    KernelArgument, KernelHandle, LaunchGrid, MemoryInfo, ModuleHandle, PageHandle, Registration, Result,
-    StreamHandle,
+    Access, Bytes, DeviceAddress, DeviceInfo, Driver, DriverError, EventHandle, HostDriver, HostOptions,
+    HostToDevice, KernelArgument, KernelHandle, LaunchGrid, MemoryInfo, ModuleHandle, PageHandle,
+    Registration, Result, StreamHandle,
 };
 use libloading::Library;
 use quant_kernels::{Family, THREADS};
@@ -20,16 +20,26 @@ use quant_kernels::{Family, THREADS};
 pub(crate) struct Compiled {
     memory: HostDriver,
     library: Library,
+    /// The newest devices whose modules are taken, as PTX names them.
+    newest: u32,
 }
 
 impl Compiled {
     /// Compiles the kernels, or says why not.
     pub(crate) fn new() -> Option<Arc<Self>> {
-        let library = build()?;
+        static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let library = BUILT.get_or_init(build).as_ref()?;
         // SAFETY: the library is what was just compiled; it runs nothing when loaded.
         let library = unsafe { Library::new(library) }.unwrap();
         let memory = HostDriver::new(HostOptions::new(Bytes::mib(64))).unwrap();
-        Some(Arc::new(Self { memory, library }))
+        Some(Arc::new(Self { memory, library, newest: u32::MAX }))
+    }
+
+    /// As a device of Turing, which refuses what is made for newer ones.
+    pub(crate) fn turing() -> Option<Arc<Self>> {
+        let mut driver = Arc::into_inner(Self::new()?)?;
+        driver.newest = 75;
+        Some(Arc::new(driver))
     }
 }
 
@@ -95,6 +105,11 @@ type Entry = unsafe extern "C" fn(u32, *const c_void);
 
 impl Driver for Compiled {
     unsafe fn load_module(&self, image: &CStr) -> Result<ModuleHandle> {
+        let target = image.to_str().unwrap().lines().find_map(|line| line.strip_prefix(".target sm_"));
+        if target.unwrap().parse::<u32>().unwrap() > self.newest {
+            let (name, log) = ("CUDA_ERROR_INVALID_PTX".into(), "a newer device is asked for".into());
+            return Err(DriverError::ModuleRefused { code: 218, name, log });
+        }
         let family = Family::ALL.iter().position(|family| family.ptx().as_bytes() == image.to_bytes());
         Ok(ModuleHandle(family.unwrap() as u64))
     }
