@@ -99,5 +99,6 @@ def test_words_of_integers_are_decoded_by_kernels_and_by_nothing_else(
         layer = QuantLinear.from_parts(packed.weight, packed.parts, dtype=torch.bfloat16)
         x = torch.randn(3, layer.in_features, dtype=torch.bfloat16).cuda()
         want = nn.functional.linear(x, (layer.weight + 0).cuda())
-        assert torch.equal(layer.cuda()(x), want), packed.name
+        # Scales may be no numbers.
+        torch.testing.assert_close(layer.cuda()(x), want, rtol=0, atol=0, equal_nan=True, msg=packed.name)
     assert len(made.calls) == len(found) > 0
