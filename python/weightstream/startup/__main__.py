@@ -22,9 +22,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever reads has seen enough. Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # whoever reads has seen enough
+
+
+def _print(text: str) -> None:
+    """Writes to standard output, with question marks for what its encoding lacks."""
+    out = sys.stdout
+    if out is None:
+        raise TimingError("standard output is closed")
+    try:
+        out.write(text.encode(out.encoding or "utf-8", "replace").decode(out.encoding or "utf-8"))
+        out.flush()
+    except OSError as error:
+        # Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise TimingError(f"cannot write to standard output: {error.strerror or error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,7 +82,10 @@ def _files(given: Sequence[str]) -> list[str]:
     found = []
     for path in given:
         if os.path.isdir(path):
-            inside = sorted(name for name in os.listdir(path) if name.endswith((".json", ".jsonl")))
+            try:
+                inside = sorted(name for name in os.listdir(path) if name.endswith((".json", ".jsonl")))
+            except OSError as error:
+                raise TimingError(f"cannot read {path}: {error.strerror or error}") from None
             if not inside:
                 raise TimingError(f"{path} has no .json or .jsonl files")
             found += [os.path.join(path, name) for name in inside]
@@ -78,7 +95,7 @@ def _files(given: Sequence[str]) -> list[str]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    sys.stdout.write(load(options.file).render("table"))
+    _print(load(options.file).render("table"))
     return 0
 
 
@@ -87,25 +104,25 @@ def _export(options: argparse.Namespace) -> int:
     if options.output:
         write_text(options.output, text)
     else:
-        sys.stdout.write(text)
+        _print(text)
     return 0
 
 
 def _merge(options: argparse.Namespace) -> int:
-    sys.stdout.write(merge(_files(options.files), options.output).render("table"))
+    _print(merge(_files(options.files), options.output).render("table"))
     return 0
 
 
 def _stats(options: argparse.Namespace) -> int:
     found = stats(_files(options.files), options.confidence)
-    sys.stdout.write(json.dumps(found.to_dict()) + "\n" if options.json else str(found))
+    _print(json.dumps(found.to_dict()) + "\n" if options.json else str(found))
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
     found = diff(_files([options.before]), _files([options.after]), options.confidence, options.threshold)
     data = found.to_dict()
-    sys.stdout.write(json.dumps(data) + "\n" if options.json else str(found))
+    _print(json.dumps(data) + "\n" if options.json else str(found))
     slower = any(one["flagged"] and (one["change"] or 0) >= 0 for one in data["differences"])
     return 1 if options.fail and slower else 0
 

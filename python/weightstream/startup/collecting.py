@@ -9,7 +9,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from contextvars import Token
 from types import TracebackType
 from typing import Any, Optional, Union
 
@@ -17,7 +16,7 @@ from .._native import StartupRecorder
 from ..errors import TimingError
 from .environment import after_start, before_start, checkpoint_facts
 from .memory import Levels, device_memory, joined
-from .phases import Node, top
+from .phases import Node, outside, top, utf8
 from .reports import Report
 
 __all__ = ["StartupTimings", "collect_startup_timings", "describe_checkpoint", "synchronize_cuda"]
@@ -66,14 +65,14 @@ class StartupTimings:
         if synchronize is not None and not callable(synchronize):
             raise TimingError(f"synchronize is called without arguments; {synchronize!r} cannot be called")
         self._synchronize = synchronize
-        self._path = None if path is None else os.fspath(path)
+        self._path = None if path is None else os.fsdecode(path)
         self._rank = _rank(rank)
-        self._label = str(name)
+        self._label = utf8(str(name))
         self._counters = bool(counters)
         self._environment = bool(environment)
         self._recorder: Optional[StartupRecorder] = None
         self._report: Optional[Report] = None
-        self._token: Optional[Token[Optional[Node]]] = None
+        self._node: Optional[Node] = None
         self._process = os.getpid()
         self._warned = False
         self._synchronizing: set[int] = set()
@@ -88,7 +87,8 @@ class StartupTimings:
         self._process = os.getpid()
         self._recorder = StartupRecorder(self._path, self._counters, self._rank, self._label)
         self._add(facts)
-        self._token = top.set(Node(self, None, top.get(), None, False, None))
+        self._node = Node(self, None, top.get(), None, False, None)
+        top.set(self._node)
         return self
 
     def __exit__(
@@ -97,16 +97,14 @@ class StartupTimings:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        token, recorder = self._token, self._recorder
-        if token is None or recorder is None:
+        node, recorder = self._node, self._recorder
+        if node is None or recorder is None:
             raise TimingError("this collector is not open")
-        self._token = None
+        self._node = None
         at = recorder.now()
-        try:
-            top.reset(token)
-        except ValueError:
-            # Another context than the one it was opened in, which keeps it; it is closed there too.
-            pass
+        # Collectors may end in another order than that of nesting, and in another context than they began in.
+        node.ended = True
+        top.set(outside(top.get(), self))
         if at is None:  # a forked child
             return
         if self._environment:
@@ -142,20 +140,20 @@ class StartupTimings:
 
     def add_facts(self, **facts: Any) -> None:
         """Adds facts to the report's environment; they have to be what JSON can hold."""
-        if self._recorder is None or self._token is None:
+        if self._recorder is None or self._node is None:
             raise TimingError("facts are added while the collector is open")
         self._add(facts)
 
     def _add(self, facts: dict[str, Any]) -> None:
         if facts and self._recorder is not None:
             try:
-                self._recorder.environment(json.dumps(facts, allow_nan=False))
+                self._recorder.environment(utf8(json.dumps(facts, allow_nan=False, ensure_ascii=False)))
             except (TypeError, ValueError) as error:
                 raise TimingError(f"facts are what JSON can hold: {error}") from None
 
     def _here(self) -> bool:
         """Whether this records: it is open, and in the process that opened it."""
-        if self._token is None:
+        if self._node is None:
             return False
         if self._process == os.getpid():
             return True
@@ -174,9 +172,11 @@ class StartupTimings:
             return None
         waited, failure = self._wait()
         if failure is not None:
+            if not isinstance(failure, Exception):
+                raise failure
             raise TimingError(f"the synchronization callback failed before {name!r}: {_told(failure)}") from failure
         levels = device_memory() if self._counters else None
-        number = self._recorder.begin(name, parent.id, threading.current_thread().name, waited)
+        number = self._recorder.begin(utf8(name), parent.id, utf8(threading.current_thread().name), waited)
         return None if number is None else (number, levels)
 
     def _end(
@@ -189,11 +189,11 @@ class StartupTimings:
         """Ends a phase. Where its body raised, nothing here does."""
         recorder = self._recorder
         # A phase that outlives the recording, or its process, ends unseen.
-        if recorder is None or node.id is None or self._token is None or self._process != os.getpid():
+        if recorder is None or node.id is None or self._node is None or self._process != os.getpid():
             return
         waited, failure = self._wait()
         ended = kind if kind is not None else type(failure) if failure is not None else None
-        error = None if ended is None else ended.__qualname__
+        error = None if ended is None else utf8(ended.__qualname__)
         if self._counters:
             after = joined(node.levels, device_memory())
             levels = {**after, **levels} if levels else after
@@ -204,11 +204,13 @@ class StartupTimings:
                 raise
         if failure is None:
             return
+        if not isinstance(failure, Exception):
+            raise failure  # Ctrl-C while the device is waited for
         if kind is None:
             raise TimingError(f"the synchronization callback failed: {_told(failure)}") from failure
-        recorder.note(f"the synchronization callback failed where a phase did, too: {_told(failure)}")
+        recorder.note(utf8(f"the synchronization callback failed where a phase did, too: {_told(failure)}"))
 
-    def _wait(self) -> tuple[int, Optional[Exception]]:
+    def _wait(self) -> tuple[int, Optional[BaseException]]:
         """Calls the synchronization callback: nanoseconds, and what it raised."""
         if self._synchronize is None:
             return 0, None
@@ -217,11 +219,11 @@ class StartupTimings:
             return 0, None
         self._synchronizing.add(thread)
         begun = time.perf_counter_ns()
-        failure: Optional[Exception] = None
+        failure: Optional[BaseException] = None
         try:
             self._synchronize()
-        except Exception as error:
-            failure = error
+        except BaseException as error:
+            failure = error  # its phase ends first, with it as the reason
         finally:
             self._synchronizing.discard(thread)
         return time.perf_counter_ns() - begun, failure
@@ -263,5 +265,5 @@ def _rank(rank: Any) -> Optional[int]:
     raise TimingError(f"rank is {rank!r}; give a number from 0 up, or None")
 
 
-def _told(failure: Exception) -> str:
+def _told(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"

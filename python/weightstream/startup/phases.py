@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -22,7 +23,7 @@ from ..errors import TimingError
 if TYPE_CHECKING:
     from .collecting import StartupTimings
 
-__all__ = ["Handle", "Node", "current", "phase", "top"]
+__all__ = ["Handle", "Node", "current", "outside", "phase", "top", "utf8"]
 
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -95,6 +96,13 @@ def _frame(frame: Optional[FrameType]) -> tuple[Optional[FrameType], bool]:
     driver = frame.f_back
     managed = driver is not None and driver.f_globals.get("__name__") == "contextlib"
     return _frame(driver) if managed else (frame, True)
+
+
+def outside(node: Optional[Node], collector: StartupTimings) -> Optional[Node]:
+    """What is current where a collector's block ends: the innermost of the chain that is neither its own nor over."""
+    while node is not None and (node.ended or node.collector is collector):
+        node = node.above
+    return node
 
 
 class Handle:
@@ -195,7 +203,11 @@ class phase:
         """Adds to an amount of this phase, such as bytes read. Does nothing where it is not recorded."""
         if self._node is not None:
             counters = self._counters = self._counters or {}
-            counters[_text(name)] = (counters.get(name) or 0) + _number(amount)
+            name = _text(name)
+            if amount is None:
+                raise TimingError(f"an amount of {name} to add is a whole number, not None")
+            # The sum is checked here: at the phase's end it would hide what the phase itself raises.
+            counters[name] = _number((counters.get(name) or 0) + _number(amount))
 
     def level(self, name: str, before: Optional[int], after: Optional[int]) -> None:
         """Says what was there before and after, such as memory of a device; None is not known."""
@@ -242,10 +254,21 @@ class phase:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TimingError(f"names of phases and counters are text, not {type(value).__name__}")
-    return str(value)
+    return utf8(str(value))
+
+
+def utf8(text: str) -> str:
+    """The text, with a question mark for what UTF-8 cannot hold: names of files may be any bytes, and a report is UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _number(value: Any) -> Any:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63):
-        return value
+    if value is None:
+        return None
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # those of NumPy and PyTorch, too
+    except TypeError:
+        number = None
+    if number is not None and -(1 << 63) <= number < 1 << 63:
+        return number
     raise TimingError(f"counters are whole numbers of 64 bits, not {value!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from typing import Any, Optional, Union
@@ -67,7 +68,7 @@ class Comparison:
 
 def load(path: Path) -> Report:
     """Reads a report, or the file of a recording that may not have ended."""
-    return Report(StartupReport.read(os.fspath(path)))
+    return Report(StartupReport.read(os.fsdecode(path)))
 
 
 def merge(paths: Iterable[Path], output: Optional[Path] = None) -> Report:
@@ -76,7 +77,7 @@ def merge(paths: Iterable[Path], output: Optional[Path] = None) -> Report:
     Files that are missing, cut or no reports are listed under `processes` with their state and problem; TimingError only if
     none can be read. `output` is a file to write it to, too.
     """
-    report = Report(StartupReport.merge([os.fspath(path) for path in _listed(paths)]))
+    report = Report(StartupReport.merge([os.fsdecode(path) for path in _listed(paths)]))
     if output is not None:
         report.save(output)
     return report
@@ -87,7 +88,7 @@ def stats(paths: Iterable[Path], confidence: float = 0.95) -> Comparison:
 
     Runs that failed or did not end are left out and counted.
     """
-    return Comparison(*startup_stats([os.fspath(path) for path in _listed(paths)], confidence))
+    return Comparison(*startup_stats([os.fsdecode(path) for path in _listed(paths)], confidence))
 
 
 def diff(
@@ -98,28 +99,42 @@ def diff(
     confidence: that no difference is flagged falsely, over all phases. threshold: the smallest change that is flagged, as a
     part. Of single runs nothing is flagged.
     """
-    files = [[os.fspath(path) for path in _listed(paths)] for paths in (before, after)]
+    files = [[os.fsdecode(path) for path in _listed(paths)] for paths in (before, after)]
     return Comparison(*startup_diff(*files, confidence, threshold))
 
 
 def _listed(paths: Any) -> list[Any]:
-    return [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    return [paths] if isinstance(paths, (str, bytes, os.PathLike)) else list(paths)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file by way of another one beside it, so that nobody sees half of it."""
-    path = os.path.abspath(os.fspath(path))
+    """Writes a file by way of another one beside it, so that nobody sees half of it. Devices and pipes are written to."""
+    path = os.path.abspath(os.fsdecode(path))
     made = None
     try:
+        if _is_special(path):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            return
         handle, made = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".startup-")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             os.fchmod(handle, 0o666 & ~_umask())
             file.write(text)
         os.replace(made, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if made is not None and os.path.exists(made):
             os.unlink(made)
-        raise TimingError(f"cannot write {path}: {error.strerror or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise TimingError(f"cannot write {path}: {reason}") from error
+
+
+def _is_special(path: str) -> bool:
+    """Whether a path is something that a file must not take the place of, such as /dev/stdout."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _umask() -> int:
