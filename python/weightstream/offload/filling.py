@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
 from ..checks import MARK
@@ -63,6 +64,7 @@ def fill(model: nn.Module, sources: list[Any], progress: Progress, asked: Fillin
     ]
     if not main and not extra:
         raise WeightsError("no files were given to load weights from")
+    _check_layouts([*main, *extra])
     progress.phase("Preparing Weights", 1, 3)
     for source in [*main, *extra]:
         progress.poll()
@@ -99,6 +101,15 @@ def fill(model: nn.Module, sources: list[Any], progress: Progress, asked: Fillin
     if asked.shared is not None:
         _share(model, from_extra, asked.shared)
     model._weightstream_load = {**report, "writable_tensors": asked.writable, "pin": asked.pin}
+
+
+def _check_layouts(sources: list[Source]) -> None:
+    """Refuses tensors whose bytes no parameter could show."""
+    for source in sources:
+        for name, tensor in source.sd.items():
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                what = "one of PyTorch's own quantized types" if tensor.is_quantized else str(tensor.layout)
+                raise WeightsError(f"{name} of {source.name} is {what}, and models are filled with dense tensors only")
 
 
 def _share(model: nn.Module, names: list[str], shared: dict[str, Any]) -> None:

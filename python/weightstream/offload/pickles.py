@@ -158,6 +158,13 @@ def _check_archive(path: str) -> None:
             entries = archive.infolist()
     except Exception as error:  # whatever a damaged directory makes the module stumble over
         raise CheckpointError(f"{path} is no whole zip archive: {error}") from None
+    if any("/code/" in entry.filename for entry in entries) and any(
+        entry.filename.endswith("/constants.pkl") for entry in entries
+    ):
+        raise UnsafeCheckpointError(
+            f"{path} is a TorchScript archive: it holds a program beside its tensors; save the state_dict() of what "
+            f"torch.jit.load makes of it, where it can be trusted"
+        )
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
             raise CheckpointError(
@@ -168,18 +175,20 @@ def _check_archive(path: str) -> None:
             raise CheckpointError(f"{path}: its pickle has {entry.file_size} bytes; at most {_MOST_PICKLE} are read")
 
 
+def _has_tensors(held: dict[Any, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in held.values())
+
+
 def _tensors(path: str, loaded: Any) -> dict[str, Tensor]:
     """The weights in what a pickle held: itself, or what training checkpoints keep beside other things."""
     for _ in range(2):
         if not isinstance(loaded, dict):
             break
-        found = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
-        if found:
+        # Before tensors beside it: a loss, a step. Within, a module may have any name.
+        inner = next((loaded[name] for name in _WRAPPERS if isinstance(loaded.get(name), dict)), None)
+        if inner is None or (_has_tensors(loaded) and not _has_tensors(inner)):
             break
-        inner = next((name for name in _WRAPPERS if isinstance(loaded.get(name), dict)), None)
-        if inner is None:
-            break
-        loaded = loaded[inner]
+        loaded = inner
     if isinstance(loaded, Tensor) or not isinstance(loaded, dict):
         raise CheckpointError(f"{path} holds a {type(loaded).__name__}, where a dictionary of tensors is due")
     tensors = {name: value.detach() for name, value in loaded.items() if isinstance(value, Tensor)}

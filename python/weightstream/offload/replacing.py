@@ -112,6 +112,9 @@ def _numbers(packed: Packed, module: nn.Module, attribute: str, rules: DtypeRule
         )
     if list(held.shape) != packed.weight.shape:
         packed = Packed(packed.name, reshaped(packed, list(held.shape)), packed.parts, packed.handler)
+    parts = list(packed.parts.values())
+    if len(parts) == 1 and parts[0].dtype == held.dtype and parts[0].shape == held.shape:
+        return parts[0]  # FP8 of the model's own: its code knows what it means
     own = held.dtype if held.dtype.itemsize > 1 else torch.bfloat16
     return numbers_of(packed, rules.target(module, held.__dict__, own))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _native
-from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailableError
+from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailableError, WeightsError
 from ..spans import is_wrapper
 from .metadata import encoded, read_json
 from .packed_layers import described_layers
@@ -33,7 +33,7 @@ def save_model(
     quantizationType: Union[QuantizationType, str, Any] = qint8,
     verboseLevel: int = -1,
     config_file_path: Union[str, os.PathLike[str], None] = None,
-    filter_sd: Optional[Iterable[str]] = None,
+    filter_sd: Union[str, Iterable[str], None] = None,
     quantize_exclude: Optional[Iterable[str]] = None,
 ) -> None:
     """Saves a model's parameters and persistent buffers in one safetensors file.
@@ -42,12 +42,12 @@ def save_model(
 
     config_file_path: a JSON file with the configuration to put into the file. Without it, that of a model loaded here, the
         model's own `config`, or config.json beside the file.
-    filter_sd: names of weights or modules; only the weights of these modules are saved.
+    filter_sd: names of weights or modules; only the weights of these modules are saved. WeightsError if there are none.
 
     The file appears whole or not at all, under this very name: what was there is replaced, a symbolic link too, and what a
     link led to is left as it is. An attached model is saved from its host bytes.
     """
-    path = os.fspath(file_path)
+    path = os.fsdecode(file_path)
     if do_quantize:
         quantize(model, quantizationType, quantize_exclude, path)
     progress = progress_of([path])
@@ -59,6 +59,8 @@ def save_model(
         maps = encoded(config=config, tied_weights_map=ties, quantization_map=described.quantization_map)
         metadata = {"format": "pt", **described.metadata, **maps}
         described.check(kept, ties, metadata)
+        if filter_sd is not None and not kept:
+            raise WeightsError(f"{type(model).__name__} has no weights of the modules that filter_sd names")
         total = sum(tensor.nbytes for tensor in kept.values())
         rows = [_row(name, tensor) for name, tensor in kept.items()]
         # Of an attached model too: its host bytes may lie in the file it was loaded from.
@@ -81,7 +83,7 @@ def _row(name: str, tensor: Tensor) -> tuple[str, str, list[int], int, int]:
 
 
 def _weights(
-    state: Mapping[str, Any], filter_sd: Optional[Iterable[str]]
+    state: Mapping[str, Any], filter_sd: Union[str, Iterable[str], None]
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """What to store, contiguous and in CPU memory, and the other names of what is stored once."""
     kept: dict[str, Tensor] = {}
@@ -89,7 +91,8 @@ def _weights(
     first: dict[Any, str] = {}
     chosen = None
     if filter_sd is not None:
-        chosen = tuple({(name.rpartition(".")[0] if name in state else name.rstrip(".")) for name in filter_sd})
+        names = [filter_sd] if isinstance(filter_sd, str) else filter_sd
+        chosen = tuple({(name.rpartition(".")[0] if name in state else name.rstrip(".")) for name in names})
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             continue  # extra state that a module keeps beside its tensors

@@ -112,6 +112,9 @@ def read_source(
             f"weights come from a path, a dictionary of tensors, or a tuple (weights, quantization map, tied map), not "
             f"from a {type(source).__name__}"
         )
+    odd = next((name for name in sd if not isinstance(name, str)), None)
+    if odd is not None:
+        raise WeightsError(f"the given weights name a tensor {odd!r}, which is no text")
     return Source("the given weights", dict(sd), quantization_map or None, tied_map or None)
 
 
@@ -125,6 +128,8 @@ def read_sources(
     found: list[Source] = []
     read: set[str] = set()
     for source in sources:
+        if isinstance(source, (str, os.PathLike)) and "\0" in os.fsdecode(source):
+            raise CheckpointError(f"{os.fsdecode(source)!r} is no path: it has a null byte")
         if isinstance(source, (str, os.PathLike)) and os.path.realpath(source) in read:
             continue
         found.append(read_source(source, progress, wanted, allow_trailing))
