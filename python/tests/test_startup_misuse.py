@@ -152,3 +152,30 @@ def test_a_terminal_of_another_encoding_gets_question_marks(tmp_path: Path) -> N
     ran = _command(tmp_path / "start.json", "", PYTHONIOENCODING="ascii")
     assert ran.returncode == 0, ran.stderr
     assert "gr??er" in ran.stdout
+
+
+def test_the_longest_report_can_be_read_again(tmp_path: Path) -> None:
+    name = "x" * 250
+    with startup.collect_startup_timings(counters=False, environment=False) as timings:
+        for _ in range(100_001):
+            _record(name)
+    timings.save(tmp_path / "start.json")
+    report = startup.load(tmp_path / "start.json").to_dict()
+    assert (len(report["phases"]), report["dropped"]) == (100_000, 1)
+
+
+def test_a_deleted_current_folder_is_an_error_of_writing_only(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    code = (
+        "import os; from weightstream import startup\n"
+        "os.rmdir(os.getcwd())\n"
+        "with startup.collect_startup_timings() as timings: pass\n"
+        "try: timings.save('start.json')\n"
+        "except startup.TimingError as error: print(error)\n"
+        f"timings.save({str(tmp_path / 'start.json')!r})\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("cannot write start.json: ")
+    assert (tmp_path / "start.json").exists()

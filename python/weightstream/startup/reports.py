@@ -17,6 +17,8 @@ __all__ = ["Comparison", "FORMATS", "Report", "diff", "load", "merge", "stats"]
 Path = Union[str, "os.PathLike[str]"]
 
 FORMATS = ("json", "chrome", "folded", "table")
+_MOST_INDENTED = 8 << 20
+"""Characters of JSON that are laid out for people. Spaces would make a long report larger than what is read."""
 
 
 class Report:
@@ -33,7 +35,8 @@ class Report:
     def render(self, format: str = "json") -> str:
         """As text: "json", "chrome" (opens in Perfetto), "folded" (flame graph programs read it) or "table"."""
         if format == "json":
-            return json.dumps(self.to_dict(), indent=1) + "\n"
+            text = self._native.to_json()
+            return (text if len(text) > _MOST_INDENTED else json.dumps(json.loads(text), indent=1)) + "\n"
         if format == "chrome":
             return self._native.chrome_trace() + "\n"
         if format == "folded":
@@ -109,9 +112,10 @@ def _listed(paths: Any) -> list[Any]:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file by way of another one beside it, so that nobody sees half of it. Devices and pipes are written to."""
-    path = os.path.abspath(os.fsdecode(path))
+    path = os.fsdecode(path)
     made = None
     try:
+        path = os.path.abspath(path)  # fails where the current folder was deleted
         if _is_special(path):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
