@@ -158,11 +158,11 @@ def _stages(parts: dict[str, Tensor], piece: Piece) -> Tensor:
         norm = skew.norm() + 1e-8
         if 0.0 < piece.scale < float(norm):
             skew = skew * (piece.scale / norm)
-        one = torch.eye(blocks.shape[-1], dtype=torch.float64)
+        one = torch.eye(blocks.shape[-1], dtype=torch.float64, device=blocks.device)
         turned = torch.linalg.solve(one - skew, one + skew, left=False)
     if piece.kind == "oft":
         turned = turned.transpose(-1, -2).unsqueeze(0)
-    return (turned - torch.eye(turned.shape[-1], dtype=torch.float64)).float()
+    return (turned - torch.eye(turned.shape[-1], dtype=torch.float64, device=turned.device)).float()
 
 
 def _balanced(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,8 +90,8 @@ class Strengths:
         """Makes these the active adapters' multipliers, everywhere."""
         if self._adapters is None or len(self._adapters) != self._size:
             rows = [span for pattern in self._patterns.values() for span in pattern.spans for _ in range(span[2])]
-            self._adapters = torch.tensor([adapter for adapter, _, _ in rows], dtype=torch.int64)
-            self._scales = torch.tensor([scale for _, scale, _ in rows], dtype=torch.float64)
+            self._adapters = torch.tensor([adapter for adapter, _, _ in rows], dtype=torch.int64, device="cpu")
+            self._scales = torch.tensor([scale for _, scale, _ in rows], dtype=torch.float64, device="cpu")
         self.multipliers = list(multipliers)
         for pattern in self._patterns.values():
             pattern.set(self.multipliers)
@@ -110,6 +110,6 @@ class Strengths:
 
     def _values(self) -> Tensor:
         if self._adapters is None or self._scales is None or not self.multipliers:
-            return torch.zeros(self._size, dtype=torch.float32)
-        given = torch.tensor(self.multipliers, dtype=torch.float64)
+            return torch.zeros(self._size, dtype=torch.float32, device="cpu")
+        given = torch.tensor(self.multipliers, dtype=torch.float64, device="cpu")
         return (given[self._adapters] * self._scales).to(torch.float32)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Optional
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -56,7 +57,8 @@ def build(
     config = {**config, **config_kwargs}
     chosen = model_class or _class_of(config, where)
     try:
-        with empty_weights(poll):
+        # The buffers are in CPU memory whatever the default device is.
+        with torch.device("cpu"), empty_weights(poll):
             model = _construct(chosen, config)
     except WeightstreamError:
         raise

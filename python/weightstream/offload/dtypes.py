@@ -101,7 +101,7 @@ class Converter:
     def _read(self, name: str, piece: Tensor) -> Tensor:
         """The piece's bytes from its file, if they are there, else itself."""
         if self._buffer is None:
-            self._buffer = torch.empty(_PIECE + 16, dtype=torch.uint8)
+            self._buffer = torch.empty(_PIECE + 16, dtype=torch.uint8, device="cpu")
         if _native.read_mapped(name, piece.data_ptr(), piece.nbytes, self._buffer.data_ptr()):
             return self._buffer[: piece.nbytes].view(piece.dtype)
         return piece
@@ -115,7 +115,7 @@ def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Memory for a tensor; for a large one, of its own."""
     size = shape.numel() * dtype.itemsize
     if size < _LARGE:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:

@@ -116,7 +116,7 @@ def _llama(name: str, entry: Entry, metadata: Mapping[str, str]) -> Entry:
     rows = entry.shape[0]
     if not heads or rows % (2 * heads):
         raise QuantizationError(f"{name} has {rows} rows, which are no pairs of {heads} heads, as its file says")
-    order = torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
+    order = torch.arange(rows, device="cpu").view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
     if isinstance(entry, Tensor):
         return entry.index_select(0, order)
     taken = take_rows(entry, order, entry.name)

@@ -82,7 +82,7 @@ def described_layers(model: nn.Module) -> DescribedLayers:
                 result.metadata["quantization_format"] = "quanto"
                 for scale in ("input_scale", "output_scale"):
                     if scale not in module.quant_hints:
-                        result.markers[start + scale] = torch.ones((), dtype=module.compute_dtype)
+                        result.markers[start + scale] = torch.ones((), dtype=module.compute_dtype, device="cpu")
         result.metadata.update({start + key: text for key, text in module.quant_metadata.items()})
         config = _config(known.fields["format"])
         if config is not None:
@@ -90,7 +90,7 @@ def described_layers(model: nn.Module) -> DescribedLayers:
         marker = _marker(known.fields)
         if marker is not None and "comfy_quant" not in module.quant_hints:
             text = json.dumps(marker).encode()
-            result.markers[f"{start}comfy_quant"] = torch.tensor(list(text), dtype=torch.uint8)
+            result.markers[f"{start}comfy_quant"] = torch.tensor(list(text), dtype=torch.uint8, device="cpu")
     return result
 
 

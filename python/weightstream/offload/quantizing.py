@@ -154,13 +154,13 @@ class _Reader:
     """Rows of weights; of those that still show a file's bytes, from the file and not through its mapping."""
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def read(self, name: str, rows: Tensor) -> Tensor:
         if not rows.is_contiguous():
             return rows
         if self._buffer.nbytes < rows.nbytes:
-            self._buffer = torch.empty(rows.nbytes, dtype=torch.uint8)
+            self._buffer = torch.empty(rows.nbytes, dtype=torch.uint8, device="cpu")
         if _native.read_mapped(name, rows.data_ptr(), rows.nbytes, self._buffer.data_ptr()):
             return self._buffer[: rows.nbytes].view(rows.dtype).view(rows.shape)
         return rows

@@ -36,13 +36,13 @@ def map_tensors(
         logical = shape
         dtype, shape = _layout(checkpoint, name, kind, shape, file, nbytes)
         if nbytes == 0:
-            tensors[name] = torch.empty(shape, dtype=dtype)
+            tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
         elif offset % dtype.itemsize:
-            tensors[name] = torch.empty(shape, dtype=dtype)
+            tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
             copies.append((name, tensors[name].data_ptr(), nbytes))
         else:
             memory = torch.utils.dlpack.from_dlpack(checkpoint.map(name))
-            tensors[name] = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), 0, shape)
+            tensors[name] = torch.empty(0, dtype=dtype, device="cpu").set_(memory.untyped_storage(), 0, shape)
         if kind not in NAMES:
             packed[name] = kind
             # Goes with the tensor, whatever it is renamed to.

@@ -71,6 +71,6 @@ def on_device(known: Description, parts: Sequence[Tensor], rows: tuple[int, int]
         f"{known.weight.format}: no kernel dequantizes this format on {device}; the CPU does it in each forward, which is slow"
     )
     host = [part.cpu() for part in parts]
-    out = torch.empty(count, dtype=dtype if dtype in _WRITTEN else torch.float32)
+    out = torch.empty(count, dtype=dtype if dtype in _WRITTEN else torch.float32, device="cpu")
     known.weight.dequantize(known.addresses(host), [rows], out.data_ptr(), out.nbytes, _WRITTEN[out.dtype])
     return out.to(device=device, dtype=dtype)

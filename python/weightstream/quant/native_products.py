@@ -57,7 +57,9 @@ def _has_int8(flat: Tensor) -> bool:
 def _cpu_has_int8() -> bool:
     """Whether this PyTorch multiplies INT8 on the CPU: not all that we run on do."""
     try:
-        torch._int_mm(torch.zeros(32, 32, dtype=torch.int8), torch.zeros(32, 32, dtype=torch.int8))
+        torch._int_mm(
+            torch.zeros(32, 32, dtype=torch.int8, device="cpu"), torch.zeros(32, 32, dtype=torch.int8, device="cpu")
+        )
     except (RuntimeError, NotImplementedError):
         return False
     return True

@@ -60,7 +60,7 @@ def _written(
         raise QuantizationError(f"{known.weight.name} cannot be dequantized to {dtype}")
     kept = [part.contiguous() for part in parts]
     wide = dtype if dtype in _WRITTEN else torch.float32
-    out = torch.empty(shape, dtype=wide)
+    out = torch.empty(shape, dtype=wide, device="cpu")
     known.weight.dequantize(known.addresses(kept), ranges, out.data_ptr(), out.nbytes, _WRITTEN[wide])
     return out if wide == dtype else out.to(dtype)
 

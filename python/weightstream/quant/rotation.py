@@ -20,8 +20,8 @@ def hadamard(group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if group < 4 or group & (group - 1) or group.bit_length() % 2 == 0:
         raise QuantizationError(f"inputs cannot be rotated in groups of {group}: that is no power of four")
     with torch.inference_mode(False), torch.no_grad():
-        four = torch.tensor(_FOUR, dtype=torch.float64)
-        matrix = torch.ones(1, 1, dtype=torch.float64)
+        four = torch.tensor(_FOUR, dtype=torch.float64, device="cpu")
+        matrix = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         while matrix.shape[0] < group:
             matrix = torch.kron(matrix, four)
         return (matrix / group**0.5).to(device=device, dtype=dtype)

@@ -39,7 +39,7 @@ def detect(
         def read(name: str) -> bytes:
             import torch
 
-            target = torch.empty(sizes[name], dtype=torch.uint8)
+            target = torch.empty(sizes[name], dtype=torch.uint8, device="cpu")
             opened.read([(name, target.data_ptr(), target.nbytes)])
             return bytes(target.tolist())
 

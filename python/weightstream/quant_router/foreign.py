@@ -62,7 +62,7 @@ def foreign_layer(name: str, module: nn.Module, foreign: Foreign) -> nn.Module:
         # Of quanto's layers; files of weights alone have none, and 1 is what they are then.
         held = layer._buffers.get(scale)
         if held is not None and held.is_meta:
-            layer._buffers[scale] = torch.ones(held.shape, dtype=held.dtype)
+            layer._buffers[scale] = torch.ones(held.shape, dtype=held.dtype, device="cpu")
     layer.train(module.training)
     layer.requires_grad_(False)
     return layer
