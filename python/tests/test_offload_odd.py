@@ -3,7 +3,9 @@ weights, names and paths that are none. They load as what they are, or an error 
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,33 @@ def test_a_filter_that_names_nothing_saves_nothing(tmp_path: Path) -> None:
 def test_a_path_of_bytes_is_written(tmp_path: Path) -> None:
     offload.save_model(nn.Linear(2, 2), os.fsencode(tmp_path / "x.safetensors"))
     assert set(load_file(tmp_path / "x.safetensors")) == {"weight", "bias"}
+
+
+class Log:
+    """What a program may have put in the place of standard error."""
+
+    def write(self, text: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_load_needs_no_standard_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
+    offload.save_model(small(), tmp_path / "x.safetensors")
+    log = io.StringIO()
+    log.close()
+    monkeypatch.setattr(sys, "stderr", log if closed else Log())
+    assert offload.load_sd(tmp_path / "x.safetensors")[0]
+    offload.save_model(small(), tmp_path / "y.safetensors")
+
+
+def test_what_cannot_be_reached_is_not_said_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.symlink("loop.safetensors", tmp_path / "loop.safetensors")
+    with pytest.raises(CheckpointError, match=r"loop\.safetensors cannot be read: Too many levels of symbolic links"):
+        offload.load_sd(tmp_path / "loop.safetensors")
+
+    def refused(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refused)  # whoever runs the tests may be allowed everything
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
+        offload.load_sd(tmp_path)

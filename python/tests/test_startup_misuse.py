@@ -179,3 +179,13 @@ def test_a_deleted_current_folder_is_an_error_of_writing_only(tmp_path: Path) ->
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("cannot write start.json: ")
     assert (tmp_path / "start.json").exists()
+
+
+def test_a_package_whose_version_cannot_be_read_stops_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    with startup.collect_startup_timings() as timings:
+        _record("first")
+    assert timings.to_dict()["environment"]["packages"] == {}

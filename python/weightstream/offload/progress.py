@@ -101,9 +101,16 @@ def progress_of(paths: list[str]) -> Progress:
     callback, ids = _context.get()
     model_id = next((ids[key] for key in map(_key, paths) if key in ids), "")
     bar = None
-    if callback is None and sys.stderr is not None and sys.stderr.isatty():
+    if callback is None and _on_terminal():
         bar = _Bar(os.path.basename(paths[0]) if paths else "weights")
     return Progress(callback, model_id, bar)
+
+
+def _on_terminal() -> bool:
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, OSError, ValueError):  # none, one of an application's own, or closed: no reason to fail
+        return False
 
 
 def progress_in_context(paths: list[str]) -> Optional[Progress]:

@@ -192,7 +192,11 @@ def open_source(path: str, allow_trailing: bool = False) -> Union[Checkpoint, li
     follow the last tensor of a file."""
     path = _found(path)
     if os.path.isdir(path):
-        if not any(name.endswith((".safetensors", ".gguf", ".safetensors.index.json")) for name in os.listdir(path)):
+        try:
+            inside = os.listdir(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+        if not any(name.endswith((".safetensors", ".gguf", ".safetensors.index.json")) for name in inside):
             for name in _FOLDER_PICKLES:
                 if os.path.isfile(os.path.join(path, name)):
                     return open_source(os.path.join(path, name))
@@ -259,8 +263,13 @@ def _poll_part(progress: Progress, number: int, files: int, done: float) -> None
 
 def _found(path: str) -> str:
     """The path, or the file that the model hub's local cache has for `owner/repository/file`."""
-    if os.path.exists(path):
+    try:
+        os.stat(path)
         return path
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # of a folder that may not be entered, or a link to itself
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     parts = path.split("/")
     if len(parts) >= 3 and not os.path.isabs(path):
         try:

@@ -129,7 +129,7 @@ def _nvidia_driver() -> Optional[str]:
 def _version(name: str) -> Optional[str]:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except Exception:  # not there, or its files are damaged or cannot be opened: no reason to fail a start
         return None
 
 
