@@ -189,3 +189,17 @@ def test_a_package_whose_version_cannot_be_read_stops_no_start(monkeypatch: pyte
     with startup.collect_startup_timings() as timings:
         _record("first")
     assert timings.to_dict()["environment"]["packages"] == {}
+
+
+def test_a_file_that_cannot_be_described_is_named_without_its_folder(tmp_path: Path) -> None:
+    with startup.collect_startup_timings() as timings:
+        startup.describe_checkpoint(os.fsencode(tmp_path / "missing.safetensors"))
+    (file,) = timings.to_dict()["environment"]["checkpoints"]
+    assert file["file"] == "missing.safetensors" and "missing.safetensors" in file["problem"]
+    assert str(tmp_path) not in str(file)
+
+
+def test_a_parent_that_is_no_handle_is_refused() -> None:
+    with startup.collect_startup_timings(), startup.phase("first") as first:
+        with pytest.raises(TimingError, match=r"what current\(\) gives, not a phase"):
+            startup.phase("second", parent=first)  # type: ignore[arg-type]

@@ -246,9 +246,9 @@ def describe_checkpoint(paths: Union[Path, Iterable[Path]]) -> None:
     collector = node.collector
     if not collector._environment or not collector._here() or collector._recorder is None:
         return
-    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    several = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else list(paths)
     before = len(collector._described)
-    for path in map(os.fspath, several):
+    for path in map(os.fsdecode, several):
         if path not in collector._described:
             # Without its folder, which may be named after somebody.
             collector._described[path] = {"file": os.path.basename(path), **checkpoint_facts(path)}

@@ -65,7 +65,8 @@ def checkpoint_facts(path: str) -> dict[str, Any]:
             "header_sha256": _header_hash(path, size),
         }
     except (OSError, WeightstreamError) as error:
-        return {"problem": f"{type(error).__name__}: {error}"}
+        # Without the folder here, too.
+        return {"problem": f"{type(error).__name__}: {str(error).replace(path, os.path.basename(path))}"}
 
 
 def file_system(path: str, mounts: Optional[str] = None) -> Optional[str]:

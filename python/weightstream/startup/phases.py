@@ -153,6 +153,8 @@ class phase:
     def __init__(self, name: str, *, parent: Optional[Handle] = None) -> None:
         if type(name) is not str:
             name = _text(name)
+        if parent is not None and not isinstance(parent, Handle):
+            raise TimingError(f"the parent of a phase is what current() gives, not a {type(parent).__name__}")
         self._name = name
         self._parent = parent
         self._node: Optional[Node] = None
