@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from quant_files import Blocks, corpus, fp8_parts, int8_linear, int8_numbers, in
 from torch.nn import functional as F
 
 import weightstream
+from weightstream import offload
 from weightstream.quant import QuantEmbedding, QuantizationNote, QuantLinear, dequantize
 
 pytestmark = pytest.mark.gpu
@@ -103,3 +105,24 @@ def test_rotated_inputs_meet_rotated_weights_on_the_device() -> None:
     torch.testing.assert_close(layer.cuda()(x.cuda()).cpu(), want, rtol=1e-3, atol=1e-3)
     # A sum near zero may keep few right digits, so that steps of it are no measure.
     torch.testing.assert_close(layer.weight.numbers().cpu(), layer.cpu().weight.numbers(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qint8", "qfloat8", "qint4"])
+def test_a_model_on_the_gpu_is_quantized_there_to_the_numbers_of_the_cpu(kind: str) -> None:
+    torch.manual_seed(0)
+    here = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(6))).bfloat16()
+    there = copy.deepcopy(here).cuda()
+    assert offload.quantize(there, kind) == offload.quantize(here, kind)
+    for one, other in zip(here, there):
+        assert isinstance(other, QuantLinear) and all(part.is_cuda for part in other.quant_parts())
+        assert torch.equal(one.weight + 0, (other.weight + 0).cpu())
+
+
+def test_a_pipeline_on_the_gpu_is_quantized_and_streams() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).bfloat16()
+    resident = copy.deepcopy(model)
+    offload.quantize(resident)
+    x = torch.randn(3, 512, device="cuda", dtype=torch.bfloat16)
+    with torch.inference_mode(), offload.profile({"transformer": model.cuda()}, 5):
+        assert torch.equal(model(x), resident.cuda()(x))

@@ -242,3 +242,43 @@ def test_attached_models_are_refused() -> None:
     model = floats()
     with attached(model), pytest.raises(weightstream.StateError, match="detach it before quantizing"):
         offload.quantize(model)
+
+
+class Shares(nn.Module):
+    """Blocks that have a layer in common: the module itself, not only its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(MlpBlock() for _ in range(6))
+        self.blocks[1].up = self.blocks[0].up
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_layer_that_several_modules_have_is_left_out_and_stays_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Shares().to(torch.bfloat16).eval()
+    offload.quantize(model)
+    assert quantized_names(model) == EVERY - {"blocks.0.up", "blocks.1.up"}
+    assert model.blocks[1].up is model.blocks[0].up
+    offload.save_model(model, tmp_path / "shared.safetensors")
+    with torch.device("meta"):
+        loaded = Shares()
+    offload.load_model_data(loaded, tmp_path / "shared.safetensors")
+    x = torch.randn(2, 5, DIM, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.equal(loaded(x), model(x))
+
+
+def test_weights_without_data_are_refused_before_anything_is_quantized() -> None:
+    model = floats()
+    model.blocks[3].down.to("meta")
+    with pytest.raises(weightstream.ModelError, match=r"blocks\.3\.down\.weight is on the meta device"):
+        offload.quantize(model)
+    assert quantized_names(model) == set()
+    model.blocks[3].down = nn.Linear(*reversed(model.blocks[3].up.weight.T.shape), dtype=torch.bfloat16)
+    assert offload.quantize(model, "qint4") is not None
+    assert quantized_names(model) == EVERY

@@ -82,11 +82,7 @@ def choose_layers(model: nn.Module, kind: str, exclude: Union[str, Iterable[str]
 
 def _candidates(model: nn.Module, plan: QuantizationPlan, patterns: list[str]) -> list[str]:
     """The layers whose weights can be quantized and may be."""
-    places: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                places[id(parameter)] = places.get(id(parameter), 0) + 1
+    places = _places(model)
     used: set[str] = set()
     found: list[str] = []
     for path, module in model.named_modules():
@@ -108,6 +104,21 @@ def _candidates(model: nn.Module, plan: QuantizationPlan, patterns: list[str]) -
     if unused:
         plan.notes.append(f"quantize_exclude names nothing of the model with {', '.join(map(repr, unused))}")
     return found
+
+
+def _places(model: nn.Module) -> dict[int, int]:
+    """In how many places each parameter is: under the names of layers, and with its layer in the parents that share that."""
+    modules = list(model.modules())
+    parents: dict[int, int] = {}
+    for module in modules:
+        for child in module._modules.values():
+            parents[id(child)] = parents.get(id(child), 0) + 1
+    places: dict[int, int] = {}
+    for module in modules:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                places[id(parameter)] = places.get(id(parameter), 0) + max(parents.get(id(module), 1), 1)
+    return places
 
 
 def _can_be(module: nn.Module, weight: nn.Parameter) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import _native
 from ..checks import MARK
-from ..errors import StateError
+from ..errors import ModelError, StateError
 from ..filetypes import dtype_of_name, name_of_dtype
 from ..overrides import is_adapted
 from ..quant.description import local
@@ -29,7 +29,7 @@ from .packed_layers import described_layers
 from .progress import Progress, progress_of
 from .qtypes import QuantizationType, kind_of, qint8
 
-__all__ = ["carry_out", "plan_quantization", "quantize"]
+__all__ = ["carry_out", "check_readable", "plan_quantization", "quantize"]
 
 _PIECE = 16 << 20
 """Bytes quantized between two looks at whether to stop."""
@@ -56,6 +56,7 @@ def quantize(
         plan = plan_quantization(model, quantizationType, quantize_exclude)
         if plan is None:
             return None
+        check_readable(model, plan)
         setattr(model, _UNFINISHED, plan)
         carry_out(model, plan, progress, lambda module, weight: weight.dtype)
         delattr(model, _UNFINISHED)
@@ -114,6 +115,15 @@ def carry_out(
     progress.phase("Quantization", len(plan.blocks), max(len(plan.blocks), 1))
 
 
+def check_readable(model: nn.Module, plan: QuantizationPlan) -> None:
+    """ModelError for a weight without numbers, before any layer is replaced."""
+    for path in sorted(plan.layers):
+        weight = model.get_submodule(path)._parameters["weight"]
+        if weight.is_meta:
+            name = f"{path}.weight" if path else "weight"
+            raise ModelError(f"{name} is on the meta device: load the model's weights before quantizing it")
+
+
 def _give_back() -> None:
     """Has the heap return what it keeps of weights that went: packed ones lie elsewhere, and would come on top of it."""
     trim = _trim()
@@ -129,7 +139,7 @@ def _trim() -> Optional[Callable[[int], int]]:
 def _packed(
     path: str, weight: nn.Parameter, dtype: torch.dtype, kind: str, reader: _Reader, poll: Callable[[], None]
 ) -> Packed:
-    """A weight as its packed parts. Reads and converts some rows at a time."""
+    """A weight as its packed parts, on its device. Reads and converts some rows at a time, in CPU memory."""
     name = f"{path}.weight" if path else "weight"
     quantizer = _native.Quantizer(name, list(weight.shape), name_of_dtype(dtype) or str(dtype), kind)
     described = quantizer.weight
@@ -144,9 +154,10 @@ def _packed(
     step = max(_PIECE // row_bytes, 1)
     for start in range(0, rows, step):
         poll()
-        piece = reader.read(name, source[start : start + step]).to(dtype).contiguous()
+        piece = reader.read(name, source[start : start + step]).to("cpu", dtype).contiguous()
         quantizer.quantize((piece.data_ptr(), piece.nbytes), (start, start + len(piece)), *places)
     own = local(described)
+    parts = {tensor: part.to(weight.device) for tensor, part in parts.items()}
     return Packed(name, own, {renamed: part for (_, renamed, *_), part in zip(own.parts, parts.values())}, "quanto")
 
 
@@ -157,7 +168,7 @@ class _Reader:
         self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def read(self, name: str, rows: Tensor) -> Tensor:
-        if not rows.is_contiguous():
+        if not rows.is_contiguous() or rows.device.type != "cpu":
             return rows
         if self._buffer.nbytes < rows.nbytes:
             self._buffer = torch.empty(rows.nbytes, dtype=torch.uint8, device="cpu")
