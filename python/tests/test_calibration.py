@@ -289,3 +289,35 @@ def test_a_fresh_profile_is_disabled_without_a_name() -> None:
     config = ddo.DynamicOffloadConfig()
     profile = NamedProfile.of(plain(), config)
     assert profile.budget(config, False) == 0 and profile.report == {"name": "", "status": "disabled"}
+
+
+def test_a_region_without_its_offload_measures_nothing(folder: Path) -> None:
+    model = plain()
+    result = enable(model, build=True)
+    with pytest.raises(RuntimeError, match="taken off inside"), result.profile_run():
+        ddo.remove_dynamic_offload(model)
+    with pytest.raises(RuntimeError, match="taken off"), result.profile_run():
+        pass
+    assert not list(folder.glob("*.json"))
+
+
+def test_a_region_that_failed_may_be_measured_again() -> None:
+    model = plain()
+    result = enable(model, build=True)
+    with pytest.raises(KeyboardInterrupt), result.profile_run():
+        raise KeyboardInterrupt
+    with result.profile_run() as report:
+        resident(model, TOKENS)
+    assert report["status"] == "saved"
+    ddo.remove_dynamic_offload(model)
+
+
+def test_a_recommendation_beyond_every_device_makes_all_resident() -> None:
+    model = plain()
+    expected = resident(model, TOKENS)
+    context = {"name": "w", "model_class": "Plain"}
+    ddo.record_dynamic_offload_profile(context, {"status": "observed"}, None, {"resident_module_budget_gb": 1e300})
+    result = enable(model, max_resident_module_budget_gb=0)
+    assert result._profile.report["status"] == "applied"
+    assert same(model, expected)
+    ddo.remove_dynamic_offload(model)

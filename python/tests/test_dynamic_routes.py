@@ -285,3 +285,19 @@ def test_nothing_is_applied_without_apply_hook() -> None:
     result = ddo.enable_offload(model, execution_device=DEVICE, environ={}, apply_hook=False)
     assert untouched(model) and result.event_payload["applied"] is False and result.should_move_to_execution_device
     assert torch.equal(resident(model, TOKENS), resident(plain(), TOKENS))
+
+
+def test_an_event_that_fails_leaves_nothing_offloaded() -> None:
+    def fails(*arguments: Any, **payload: Any) -> None:
+        if payload["component"] == "b":
+            raise OSError("the log")
+
+    parts = {"a": plain(), "b": plain(1)}
+    expected = {name: resident(part, TOKENS) for name, part in parts.items()}
+    with pytest.raises(OSError, match="the log"):
+        ddo.enable_pipeline_offload(
+            None, components=parts, execution_device=DEVICE, environ={}, dynamic_offload=True, record_event=fails
+        )
+    for name, part in parts.items():
+        assert untouched(part), name
+        assert same(part, expected[name]), name

@@ -39,6 +39,14 @@ _AMOUNTS = (
     "max_pin_weight_budget_gb available_system_ram_gb system_ram_headroom_gb pin_weight_budget_gb pin_weight_budget_ratio "
     "resident_module_budget_gb profile_resident_module_budget_gb small_tensor_threshold_bytes pin_cpu_workers"
 ).split()
+_FLAGS = (
+    "pin_cpu_memory",
+    "build_profile",
+    "linear_convolution_offload",
+    "allow_pin_memory_fallback",
+    "verbose",
+    "show_profile",
+)
 _CHOICES = {
     "linear_runtime_strategy": ("functional", "swap"),
     "auto_budget_policy": ("off", "balanced"),
@@ -132,6 +140,9 @@ class DynamicOffloadConfig:
             raise ValueError(
                 "allow_pin_memory_fallback=False is not offered: what cannot be page-locked streams all the same"
             )
+        for name in _FLAGS:
+            if getattr(self, name) not in (True, False):
+                raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False")
         for name in _AMOUNTS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -155,13 +166,21 @@ class DynamicOffloadConfig:
             )
         for name in ("skip_modules_pattern", "always_resident_modules_pattern"):
             given = getattr(self, name)
-            setattr(self, name, patterns := (given,) if isinstance(given, str) else tuple(given))
+            given = (given,) if isinstance(given, str) else given
+            if not isinstance(given, (tuple, list)) or not all(isinstance(pattern, str) for pattern in given):
+                raise ValueError(f"{name}={given!r} is no text and no tuple of texts")
+            setattr(self, name, patterns := tuple(given))
             for pattern in patterns:
                 try:
                     re.compile(pattern)
                 except re.error as error:
                     raise ValueError(f"{name}: {pattern!r} is no regular expression: {error}") from None
-        if torch.device(self.offload_device if self.offload_device != "host" else "cpu").type != "cpu":
+        classes = self.target_module_classes
+        classes = (classes,) if isinstance(classes, type) else classes
+        if not isinstance(classes, (tuple, list)) or not all(isinstance(one, type) for one in classes):
+            raise ValueError(f"target_module_classes={classes!r} is no tuple of classes")
+        self.target_module_classes = tuple(classes)
+        if str(self.offload_device) not in ("cpu", "cpu:0", "host"):
             raise ValueError(f"offload_device={self.offload_device!r}: weights are offloaded to the CPU")
         if self.linear_convolution_offload and mode != "linear_runtime":
             raise ValueError(f"linear_convolution_offload needs execution_mode='linear_runtime', not {mode!r}")

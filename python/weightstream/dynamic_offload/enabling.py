@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import group, linear
+from .arguments import check_arguments
 from .calibration import DeviceMeter
 from .config import DynamicOffloadConfig, checked, unknown
 from .convolution import configuration as convolution_configuration
@@ -21,7 +22,7 @@ from .presets import effective_preset
 from .results import DynamicOffloadApplyResult
 from .routes import CONVOLUTION, DYNAMIC, GROUP, NONE, choose, has_sdnq_layers
 from .settings import DynamicOffloadSettings, load_dynamic_offload_settings_from_env, with_config
-from .state import Applied, get_dynamic_offload_state, mark
+from .state import Applied, get_dynamic_offload_state, mark, remove_dynamic_offload
 
 __all__ = ["enable_offload", "enable_pipeline_offload"]
 
@@ -68,11 +69,30 @@ def enable_offload(
     says of it, or chosen. A profile's name never changes it.
 
     Further arguments are fields of `DynamicOffloadConfig`; TypeError for others, on every route. A module that is offloaded
-    already is so anew. Refused, it stays as it was.
+    already is so anew: the earlier offload is off from then on. Refused for its arguments, it stays as it was; where setting up fails
+    after that, and where `record_event` raises, it is not offloaded.
     """
     unknown(config_overrides)
     if not isinstance(module, nn.Module):
         raise TypeError(f"enable_offload takes a torch.nn.Module, not a {type(module).__name__}")
+    check_arguments(
+        {"preset": preset, "component": component},
+        {"low_cpu_mem_usage": low_cpu_mem_usage, "use_environment": use_environment, "apply_hook": apply_hook},
+        {
+            "group_offload": group_offload,
+            "dynamic_offload": dynamic_offload,
+            "use_stream": use_stream,
+            "record_stream": record_stream,
+            "group_low_cpu_mem_usage": group_low_cpu_mem_usage,
+            "running_on_wsl": running_on_wsl,
+        },
+        settings=settings,
+        config=config,
+        environ=environ,
+        record_event=record_event,
+        offload_type=offload_type,
+        num_blocks_per_group=num_blocks_per_group,
+    )
     effective_preset(preset)
     environ = (os.environ if environ is None else environ) if use_environment else {}
     given = config is not None
@@ -86,7 +106,8 @@ def enable_offload(
         )
     config = settings.config if config is None else config
     manual = (given and config.resident_module_budget_gb > 0) or settings.manual_budget
-    manual = manual or config_overrides.get("resident_module_budget_gb", 0) > 0
+    own = config_overrides.get("resident_module_budget_gb", 0)
+    manual = manual or (isinstance(own, (int, float)) and own > 0)  # other types are refused with the other fields
     if execution_device != _CUDA:
         config_overrides = {"execution_device": execution_device, **config_overrides}
     named = {name: value for name, value in config_overrides.items() if name in _PROFILE}
@@ -162,7 +183,12 @@ def enable_offload(
         mark(module, result._applied)
     if record_event is not None:
         name = (group_event_name if chosen.route == GROUP else dynamic_event_name) or f"{component}_offload"
-        record_event(name, result.event_payload["seconds"], **_plain_payload(result.event_payload))
+        try:
+            record_event(name, result.event_payload["seconds"], **_plain_payload(result.event_payload))
+        except BaseException:
+            # The caller gets no result to take it off with.
+            remove_dynamic_offload(module, recurse=False)
+            raise
     return result
 
 
@@ -186,8 +212,6 @@ def _take_off(module: nn.Module, apply_hook: bool) -> None:
     """Takes off what an earlier call put on the module."""
     applied = get_dynamic_offload_state(module)
     if applied is not None and apply_hook:
-        from .state import remove_dynamic_offload
-
         remove_dynamic_offload(module, recurse=False)
 
 
@@ -210,6 +234,7 @@ def _dynamic(result: DynamicOffloadApplyResult, config: DynamicOffloadConfig, ma
     def remove() -> None:
         if current:
             current[0].attachment.detach()
+        profile.stream = None
 
     stream(profile.budget(config, manual))
     profile.stream = stream
@@ -234,8 +259,6 @@ def enable_pipeline_offload(
     **config_overrides: Any,
 ) -> dict[str, DynamicOffloadApplyResult]:
     """`enable_offload` for each module of a pipeline, under its component's name; for all of them or for none."""
-    from .state import remove_dynamic_offload
-
     if isinstance(components, Mapping):
         modules = dict(components)
     else:

@@ -28,6 +28,9 @@ from .selecting import select_pinned
 
 __all__ = ["Dynamic", "device_argument", "Leaves", "compute_device", "leaves", "pin_budget", "stream_leaves"]
 
+_MOST = (1 << 63) - 1
+"""Bytes: more is no size of a device."""
+
 
 @dataclass
 class Dynamic:
@@ -181,7 +184,7 @@ def stream_leaves(module: nn.Module, config: DynamicOffloadConfig, resident_gb: 
     """
     found = leaves(module, config)
     streamed = list(found.streamed)
-    residents = int(resident_gb * GIB)
+    residents = int(min(resident_gb * GIB, _MOST))
     kept = sum(tensor_bytes(leaf) for _, leaf in found.kept)
     if profiled and kept > residents:
         streamed, found.kept, kept = streamed + found.kept, [], 0

@@ -129,8 +129,13 @@ class NamedProfile:
             self._ran = True
             try:
                 yield self.report
+                if self.stream is None:
+                    raise RuntimeError(
+                        "the offload was taken off inside the region: nothing was measured, nothing is kept"
+                    )
             except BaseException:
                 self.report["status"] = "failed"
+                self._ran = False
                 raise
         safe = round(measured.room(self.headroom_gb), _DIGITS)
         advice: dict[str, Any] = {"resident_module_budget_gb": safe, "profile_measurement_kind": BASELINE}
@@ -156,7 +161,8 @@ class NamedProfile:
                 yield self.report
         except BaseException as error:
             self.report["status"] = "failed"
-            self.stream(safe)
+            if self.stream is not None:
+                self.stream(safe)
             if isinstance(error, Exception) and not isinstance(error, BusyError):
                 self._keep(None, fallback, "failed")
             raise

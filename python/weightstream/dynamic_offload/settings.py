@@ -172,7 +172,7 @@ def load_dynamic_offload_settings_from_env(
     if "DDO_SAFETENSORS_BACKEND" in environ:
         values["load_safetensors_backend"] = environ["DDO_SAFETENSORS_BACKEND"]
     if always_resident_modules_pattern is not None:
-        values["always_resident_modules_pattern"] = tuple(always_resident_modules_pattern)
+        values["always_resident_modules_pattern"] = always_resident_modules_pattern
     values.setdefault("show_profile", False)
     if not values.get("available_system_ram_gb"):
         values["available_system_ram_gb"] = available_ram_gb()
@@ -183,8 +183,8 @@ def load_dynamic_offload_settings_from_env(
     config = DynamicOffloadConfig(
         execution_device=execution_device,
         offload_device=offload_device,
-        target_module_classes=tuple(target_module_classes),
-        skip_modules_pattern=tuple(skip_modules_pattern),
+        target_module_classes=target_module_classes,
+        skip_modules_pattern=skip_modules_pattern,
         **values,
     )
     return DynamicOffloadSettings(

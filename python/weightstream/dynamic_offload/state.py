@@ -37,6 +37,8 @@ def get_dynamic_offload_state(module: nn.Module) -> Applied | None:
 def remove_dynamic_offload(module: nn.Module, recurse: bool = True) -> None:
     """Takes off what `enable_offload` put on a module, and with `recurse` on those inside it. Forwards and weights are then as
     they were before. A second call does nothing."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"remove_dynamic_offload takes a torch.nn.Module, not a {type(module).__name__}")
     for part in list(module.modules()) if recurse else [module]:
         applied = part.__dict__.get(_MARK)
         if applied is not None:

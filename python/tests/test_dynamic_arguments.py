@@ -1,0 +1,60 @@
+"""What `enable_offload` is given: wrong types and values are refused by name, on every route, before anything changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dynamic_models import DEVICE, plain, untouched
+
+from weightstream import dynamic_offload as ddo
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "preset": (None, 5),
+    "component": (5,),
+    "settings": (5,),
+    "config": ({},),
+    "environ": (5,),
+    "record_event": (5,),
+    "use_environment": ("no",),
+    "apply_hook": ("no",),
+    "low_cpu_mem_usage": ("no",),
+    "running_on_wsl": ("no",),
+    "group_offload": ("no",),
+    "dynamic_offload": ("no", 1),
+    "use_stream": ("no",),
+    "offload_type": ("leaf", 5),
+    "num_blocks_per_group": (0, -1, 1.5, "2", True),
+    "build_profile": ("false", 2),
+    "pin_cpu_memory": ("false", None),
+    "verbose": ("no",),
+    "show_profile": ("no",),
+    "resident_module_budget_gb": ("1", None),
+    "offload_device": ("disk", 5, "cuda:0"),
+    "target_module_classes": ("Linear", (5,)),
+    "skip_modules_pattern": (5, (5,)),
+    "always_resident_modules_pattern": (5,),
+}
+
+
+@pytest.mark.parametrize("route", ["dynamic_offload", "linear_convolution", "diffusers_group_offload", "none"])
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_argument_is_refused_by_its_name(name: str, value: Any, route: str) -> None:
+    model = plain()
+    arguments: dict[str, Any] = {"execution_device": DEVICE, "environ": {}, "profile_name": "w", name: value}
+    with pytest.raises((TypeError, ValueError), match=name if name != "offload_device" else "offloaded to the CPU"):
+        ddo.enable_offload(model, route=route, **arguments)
+    assert untouched(model)
+
+
+def test_patterns_may_be_one_text_from_settings_too() -> None:
+    settings = ddo.load_dynamic_offload_settings_from_env(
+        environ={}, skip_modules_pattern="head.*", always_resident_modules_pattern="proj.*"
+    )
+    assert settings.config.skip_modules_pattern == ("head.*",)
+    assert settings.config.always_resident_modules_pattern == ("proj.*",)
+
+
+def test_what_is_no_module_is_not_removed_from() -> None:
+    with pytest.raises(TypeError, match="NoneType"):
+        ddo.remove_dynamic_offload(None)  # type: ignore[arg-type]
