@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import weightstream
-from weightstream import QuantizationError, StateError
+from weightstream import QuantizationError, StateError, offload
 from weightstream.quant import (
     QuantConv1d,
     QuantConv2d,
@@ -185,6 +185,27 @@ def test_copies_and_pickles() -> None:
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert torch.equal(pickle.loads(pickle.dumps(layer))(x), layer(x))
     assert pickle.loads(pickle.dumps(layer.quant_weight)) == layer.quant_weight
+
+
+class Doubled(nn.Linear):
+    """A subclass with a forward of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_layer_of_a_subclass_is_pickled_by_the_class_it_was_made_of(protocol: int) -> None:
+    model = nn.Sequential(*(Doubled(16, 16) for _ in range(5)))
+    offload.quantize(model)
+    layer = model[0]
+    assert isinstance(layer, Doubled) and isinstance(layer, QuantLinear)
+    x = torch.randn(2, 16)
+    again = pickle.loads(pickle.dumps(layer, protocol))
+    assert type(again) is type(layer) and torch.equal(again(x), layer(x))
+    derived = type("Derived", (type(layer),), {})
+    layer.__class__ = derived
+    assert type(copy.deepcopy(layer)) is derived
 
 
 def test_gradients_reach_inputs_and_not_packed_numbers() -> None:

@@ -282,3 +282,11 @@ def test_weights_without_data_are_refused_before_anything_is_quantized() -> None
     model.blocks[3].down = nn.Linear(*reversed(model.blocks[3].up.weight.T.shape), dtype=torch.bfloat16)
     assert offload.quantize(model, "qint4") is not None
     assert quantized_names(model) == EVERY
+
+
+@pytest.mark.parametrize("exclude", [5, ["blocks.0", 7]])
+def test_an_exclusion_that_is_no_name_is_refused(exclude: Any) -> None:
+    model = floats()
+    with pytest.raises(TypeError, match=r"quantize_exclude has (5|7)"):
+        offload.quantize(model, quantize_exclude=exclude)
+    assert quantized_names(model) == set()

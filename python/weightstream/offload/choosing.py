@@ -131,7 +131,11 @@ def _can_be(module: nn.Module, weight: nn.Parameter) -> bool:
 
 
 def _patterns(exclude: Union[str, Iterable[str], None]) -> list[str]:
-    return [exclude] if isinstance(exclude, str) else list(exclude or ())
+    given = [exclude] if isinstance(exclude, str) or not isinstance(exclude or (), Iterable) else list(exclude or ())
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise TypeError(f"quantize_exclude has {pattern!r}; give a pattern of names, or a list of them")
+    return given
 
 
 def _matches(path: str, pattern: str) -> bool:

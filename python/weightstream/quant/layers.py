@@ -5,6 +5,7 @@ They are subclasses of PyTorch's, so that what looks for linear layers (adapters
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Optional
@@ -207,5 +208,23 @@ def quant_class(cls: type[nn.Module]) -> Optional[type[QuantModule]]:
         if cls is base:
             return quant
         if issubclass(cls, base):
-            return type(f"Quant{cls.__name__}", (cls, quant), {"__doc__": quant.__doc__, "__module__": cls.__module__})
+            own = {"__doc__": quant.__doc__, "__module__": cls.__module__, "__reduce_ex__": _reduce_ex}
+            return type(f"Quant{cls.__name__}", (cls, quant), own)
     return None
+
+
+def _reduce_ex(self: QuantModule, protocol: Any) -> Any:
+    """As of any object, but by the class that it was made of: pickles find classes by their names, and made ones are in no module."""
+    made = next(one for one in type(self).__mro__ if one.__dict__.get("__reduce_ex__") is _reduce_ex)
+    reduced = super(made, self).__reduce_ex__(protocol)
+    if type(self) is made and isinstance(reduced, tuple) and reduced[:2] == (copyreg.__newobj__, (made,)):  # type: ignore[attr-defined]
+        return (_blank, (made.__bases__[0],), *reduced[2:])
+    return reduced
+
+
+def _blank(cls: type[nn.Module]) -> Any:
+    """A layer of the class made of `cls`, which what was pickled fills."""
+    made = quant_class(cls)
+    if made is None:
+        raise QuantizationError(f"there is no quantized {cls.__name__}")
+    return made.__new__(made)
