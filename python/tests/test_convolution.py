@@ -12,6 +12,7 @@ from convolution_models import Net, image, net, state
 from dynamic_models import resident, untouched
 from torch import Tensor, nn
 
+import weightstream
 from weightstream import dynamic_offload as ddo
 from weightstream.dynamic_offload import convolution_checks
 
@@ -379,3 +380,22 @@ def test_video_autoencoders_decode_with_the_same_bits(kind: str) -> None:
         assert torch.equal(model.decode(latents).sample, expected)
     ddo.remove_dynamic_offload(model)
     assert state(model) == before and untouched(model)
+
+
+def test_attaching_and_the_route_exclude_each_other() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Linear(4, 4)).eval().requires_grad_(False)
+    ddo.enable_offload(model, route="linear_convolution", execution_device="host", environ={})
+    with pytest.raises(weightstream.StateError, match="remove_dynamic_offload"):
+        weightstream.attach(model, device="host")
+    ddo.remove_dynamic_offload(model)
+    with weightstream.attach(model, device="host"):
+        with pytest.raises(weightstream.StateError, match="is attached; detach"):
+            ddo.enable_offload(model, route="linear_convolution", execution_device="host", environ={})
+
+
+def test_weights_that_are_packed_by_others_are_refused_by_name() -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Linear(32, 32)).bfloat16().eval().requires_grad_(False)
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    with pytest.raises(ValueError, match="1.weight is a "):
+        ddo.enable_offload(model, route="linear_convolution", execution_device="host", environ={})

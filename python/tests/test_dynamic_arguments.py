@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +59,23 @@ def test_patterns_may_be_one_text_from_settings_too() -> None:
 def test_what_is_no_module_is_not_removed_from() -> None:
     with pytest.raises(TypeError, match="NoneType"):
         ddo.remove_dynamic_offload(None)  # type: ignore[arg-type]
+
+
+def test_a_policys_group_of_no_blocks_is_refused() -> None:
+    pytest.importorskip("diffusers")
+    model = plain()
+    environ = {
+        "DDO_MODEL_ROUTE": "group",
+        "DDO_MODEL_OFFLOAD_TYPE": "block_level",
+        "DDO_MODEL_NUM_BLOCKS_PER_GROUP": "0",
+    }
+    with pytest.raises(ValueError, match="num_blocks_per_group=0"):
+        ddo.enable_offload(model, execution_device=DEVICE, environ=environ)
+    assert untouched(model)
+
+
+def test_a_journal_is_switched_by_a_truth_value(tmp_path: Path) -> None:
+    result = ddo.enable_offload(plain(), execution_device=DEVICE, environ={})
+    with pytest.raises(TypeError, match="enabled"):
+        result.metrics_journal(tmp_path / "journal", enabled="no")  # type: ignore[arg-type]
+    ddo.remove_dynamic_offload(result.module)

@@ -9,9 +9,10 @@ from .errors import ModelError, StateError
 from .guard import ManagedParameter
 from .spans import inner_tensors, tensor_bytes
 
-__all__ = ["MARK", "check_model"]
+__all__ = ["MARK", "OFFLOAD_MARK", "check_model"]
 
 MARK = "_weightstream"
+OFFLOAD_MARK = "_weightstream_dynamic_offload"
 """The attribute that every module of an attached model carries: its Attachment."""
 
 _OFFLOADING = ("offload", "layerwise_casting")
@@ -27,6 +28,9 @@ def check_model(model: object, anywhere: bool = False) -> None:
         where = name or type(model).__name__
         if MARK in module.__dict__:
             raise StateError(f"{where} is already attached; call detach() of its attachment first: model.{MARK}")
+        applied = module.__dict__.get(OFFLOAD_MARK)
+        if getattr(applied, "route", None) == "linear_convolution":
+            raise StateError(f"{where} is on the convolution route; call remove_dynamic_offload on it first")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(f"{where} is a ScriptModule, whose forward cannot be wrapped; attach the eager model")
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):

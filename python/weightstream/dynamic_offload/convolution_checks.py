@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import DeviceError
+from ..checks import MARK
+from ..errors import DeviceError, StateError
+from ..spans import is_wrapper
 from .config import DynamicOffloadConfig
 from .routes import has_sdnq_layers
 
@@ -19,6 +21,11 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def preflight(module: nn.Module, config: DynamicOffloadConfig, device: torch.device) -> None:
     """ValueError that names what is wrong."""
     _check_configuration(config)
+    for name, part in module.named_modules():
+        if MARK in part.__dict__:
+            raise StateError(
+                f"{name or type(module).__name__} is attached; detach() it before offloading its convolutions"
+            )
     if isinstance(module, CONVOLUTIONS):
         raise ValueError(f"the module itself is a {type(module).__name__}; offload the module that holds it")
     if has_sdnq_layers(module):
@@ -105,6 +112,9 @@ def _check_ownership(module: nn.Module) -> None:
         for key, parameter in [*part._parameters.items(), *part._buffers.items()]:
             if parameter is not None:
                 owners.append((f"{name}.{key}" if name else key, parameter, id(part) in convolutions))
+    for name, parameter, _ in owners:
+        if is_wrapper(parameter):
+            raise ValueError(f"{name} is a {type(parameter).__name__}, which the convolution route does not take")
     for name, parameter, convolution in sorted(owners, key=lambda owner: not owner[2]):
         storage = parameter.untyped_storage().data_ptr() if parameter.layout is torch.strided else 0
         if id(parameter) in own:

@@ -36,6 +36,9 @@ def offload(module: nn.Module, config: DynamicOffloadConfig, options: dict[str, 
     }
     if used["offload_type"] not in ("leaf_level", "block_level"):
         raise ValueError(f"offload_type={used['offload_type']!r} is none of leaf_level, block_level")
+    blocks = used.get("num_blocks_per_group", 1)
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
+        raise ValueError(f"num_blocks_per_group={blocks!r} is no whole number from 1 on")
     used["use_stream"] = used["use_stream"] and streams
     used["record_stream"] = used["record_stream"] and used["use_stream"]
     used["non_blocking"] = used["use_stream"]

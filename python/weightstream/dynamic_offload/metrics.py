@@ -64,6 +64,8 @@ class DynamicOffloadMetricsJournal:
         enabled: bool = False,
     ) -> None:
         """Made by `metrics_journal` of a result."""
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled={enabled!r} is neither True nor False")
         self._snapshot = snapshot
         self._folder = Path(directory)
         self._enabled = enabled

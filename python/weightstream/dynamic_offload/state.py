@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Applied", "get_dynamic_offload_state", "mark", "remove_dynamic_offload"]
+from ..checks import OFFLOAD_MARK
 
-_MARK = "_weightstream_dynamic_offload"
+__all__ = ["Applied", "get_dynamic_offload_state", "mark", "remove_dynamic_offload"]
 
 
 @dataclass
@@ -26,12 +26,12 @@ class Applied:
 
 def mark(module: nn.Module, applied: Applied) -> None:
     """Notes an offload on its module."""
-    module.__dict__[_MARK] = applied
+    module.__dict__[OFFLOAD_MARK] = applied
 
 
 def get_dynamic_offload_state(module: nn.Module) -> Applied | None:
     """The offload that is on this module."""
-    return module.__dict__.get(_MARK)
+    return module.__dict__.get(OFFLOAD_MARK)
 
 
 def remove_dynamic_offload(module: nn.Module, recurse: bool = True) -> None:
@@ -40,7 +40,7 @@ def remove_dynamic_offload(module: nn.Module, recurse: bool = True) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"remove_dynamic_offload takes a torch.nn.Module, not a {type(module).__name__}")
     for part in list(module.modules()) if recurse else [module]:
-        applied = part.__dict__.get(_MARK)
+        applied = part.__dict__.get(OFFLOAD_MARK)
         if applied is not None:
             applied.remove()
-            part.__dict__.pop(_MARK, None)
+            part.__dict__.pop(OFFLOAD_MARK, None)
