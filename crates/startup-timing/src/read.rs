@@ -15,7 +15,7 @@ use crate::record::{MAX_DEPTH, MAX_NAME_BYTES, MAX_PHASES, Record};
 use crate::report::{PartState, ProcessFacts, Report, SCHEMA, SCHEMA_VERSION};
 
 /// The largest file that is read.
-pub const MAX_FILE_BYTES: u64 = 64 << 20;
+pub const MAX_FILE_BYTES: u64 = 256 << 20;
 /// The longest time that is believed: three years, in nanoseconds.
 const MAX_TIME: u64 = 100_000_000_000_000_000;
 /// How far a child may stick out of its parent in a file that others wrote: rounding of seconds.

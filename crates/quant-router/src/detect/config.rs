@@ -11,7 +11,7 @@ use crate::error::{QuantError, Result};
 /// The key of this in a configuration, and in metadata.
 const KEY: &str = "quantization_config";
 
-/// The texts of `quantization_config`, in lower case, by key: `quant_method`, `quant_algo`, `checkpoint_format`, `version`.
+/// The texts and numbers of `quantization_config`, in lower case, by key: `quant_method`, `checkpoint_format`, `bits`, `group_size`.
 #[derive(Debug, Default)]
 pub(super) struct QuantConfig(BTreeMap<String, String>);
 
@@ -32,10 +32,15 @@ impl QuantConfig {
         match found {
             None | Some(Value::Null) => Ok(Self::default()),
             Some(Value::Object(entries)) => {
-                let texts = entries
-                    .into_iter()
-                    .filter_map(|(key, value)| Some((key, value.as_str()?.to_lowercase())));
-                Ok(Self(texts.collect()))
+                let text = |value: Value| match value {
+                    Value::String(text) => Some(text.to_lowercase()),
+                    Value::Number(number) => Some(number.to_string()),
+                    // Each layer has settings of its own, which are not looked into.
+                    Value::Object(_) => Some(String::new()),
+                    _ => None,
+                };
+                let entries = entries.into_iter().filter_map(|(key, value)| Some((key, text(value)?)));
+                Ok(Self(entries.collect()))
             }
             Some(_) => Err(refuse("it is no JSON object".into())),
         }

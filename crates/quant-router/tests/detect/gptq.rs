@@ -45,6 +45,40 @@ fn shapes_say_which_it_is() {
 }
 
 #[test]
+fn settings_that_the_shapes_contradict_are_refused_and_tell_the_size_of_a_cut_group() {
+    let gptq = || layer([16, 64], [2, 8], [2, 64]);
+    let says = |file: File, settings: &str| file.says("quantization_config", &format!("{{{settings}}}"));
+    for settings in [
+        r#""bits": 4, "group_size": 64, "checkpoint_format": "gptq_v2""#,
+        r#""bits": 4, "group_size": 64, "quant_method": "GPTQ", "checkpoint_format": "gptq""#,
+        r#""w_bit": 4, "q_group_size": 64"#,
+        r#""bits": 8, "group_size": 32, "dynamic": {"a": {"bits": 4}}"#,
+        r#""bits": null"#,
+    ] {
+        says(gptq(), settings).detect().unwrap();
+    }
+    for settings in [
+        r#""bits": 8"#,
+        r#""bits": "many""#,
+        r#""w_bit": 3"#,
+        r#""group_size": 32"#,
+        r#""group_size": -1"#,
+        r#""group_size": -2"#,
+        r#""group_size": 0"#,
+        r#""q_group_size": 1e300"#,
+        r#""checkpoint_format": "marlin""#,
+    ] {
+        let error = says(gptq(), settings).refused("a.weight");
+        assert!(matches!(error, QuantError::Contradiction { .. }), "{settings}: {error}");
+    }
+    // 16 columns in groups of 7 end in one of 2, which shapes alone would take for groups of 6.
+    let cut = says(layer([2, 64], [3, 8], [3, 64]), r#""bits": 4, "group_size": 7"#).detect().unwrap();
+    assert_eq!(format(&cut, "a.weight"), "GPTQ in 4 bits with a scale and a zero point for 7");
+    let one = says(layer([16, 64], [1, 8], [1, 64]), r#""group_size": -1"#).detect().unwrap();
+    assert_eq!(format(&one, "a.weight"), "GPTQ in 4 bits with a scale and a zero point for 128");
+}
+
+#[test]
 fn what_fits_neither_is_refused() {
     // Words of 3 bits that no whole numbers fill, zero points of other groups, words of rows in another number of bits, as many columns as no words hold.
     for (qweight, qzeros, scales) in [

@@ -66,15 +66,49 @@ impl Handler for Gptq {
         };
         let found = if words == Words::Columns { "gptq" } else { "awq" };
         let config = evidence.config();
+        let contradiction = |says: String, found: String| {
+            let found = format!("{found} ({})", described(data));
+            QuantError::Contradiction { layer: weight.into(), says, found }
+        };
         if let Some(says @ ("gptq" | "awq")) = config.get("quant_method")
             && says != found
         {
-            let (layer, says, found) = (weight.into(), says.into(), format!("{found} ({})", described(data)));
-            return Err(QuantError::Contradiction { layer, says, found });
+            return Err(contradiction(says.into(), found.into()));
         }
-        let group = columns.div_ceil(groups);
+        // Settings by layer, as GPTQModel has them under `dynamic`, may differ from those of the file.
+        let said = |keys: [&str; 2]| {
+            let text = keys.into_iter().find_map(|key| config.get(key));
+            text.filter(|_| config.get("dynamic").is_none())
+        };
+        if let Some(says) = said(["bits", "w_bit"]).filter(|says| says.parse() != Ok(bits)) {
+            return Err(contradiction(format!("of {says} bits"), format!("of {bits} bits")));
+        }
+        let mut group = columns.div_ceil(groups);
+        if let Some(says) = said(["group_size", "q_group_size"]) {
+            // A last group may be smaller, which the shapes do not tell.
+            let size = match says.parse::<i64>() {
+                Ok(-1) => columns,
+                Ok(size) => size.try_into().unwrap_or(0),
+                Err(_) => 0,
+            };
+            if size == 0 || columns.div_ceil(size) != groups {
+                let (says, found) =
+                    (format!("in groups of {says}"), format!("{groups} groups for {columns} columns"));
+                return Err(contradiction(says, found));
+            }
+            group = size;
+        }
         if columns == 0 || columns.div_ceil(group.max(1)) != groups {
             return Err(refuse("groups that the columns fill"));
+        }
+        if let Some(says) = config.get("checkpoint_format")
+            && words == Words::Columns
+            && !["gptq", "gptq_v2"].contains(&says)
+        {
+            return Err(contradiction(
+                format!("in the checkpoint format {says:?}"),
+                "laid out as gptq or gptq_v2".into(),
+            ));
         }
         let mut parts = vec![(PartRole::Data, data), (PartRole::Scale, scale), (PartRole::ZeroPoint, zero)];
         if let Some(index) = index {
