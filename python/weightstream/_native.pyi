@@ -187,6 +187,10 @@ class DeviceKernels:
         lies at an odd address, a driver that cannot load the kernels. QuantizationError for parts of other sizes.
         """
 
+def not_finite(tensors: list[tuple[str, int, int]]) -> list[tuple[int, int, bool]]:
+    """Of contiguous tensors in CPU memory (type as safetensors spells it, address, bytes), those that hold NaN or infinity: which of
+    them, the first such element, and whether that is infinite."""
+
 @final
 class AdapterPlan:
     """What an adapter file does to a model. Each key of the file is in one of `applied`, `absent`, `refused` and `skipped`."""
@@ -218,6 +222,8 @@ class AdapterPlan:
         """Keys that cannot be applied, and why."""
     def skipped(self) -> list[tuple[str, str]]:
         """Keys that are not applied though nothing is refused: absent ones, and those that `ignore_variations` leaves out."""
+    def checkpoint(self) -> str | None:
+        """A sentence, if the file is no adapter but a model's own weights."""
     def notes(self) -> list[str]:
         """What was ignored, such as fields of the header, and why."""
     def report(self) -> str:

@@ -3,6 +3,7 @@
 
 mod error;
 mod file;
+mod finite;
 mod key;
 mod kinds;
 mod layers;
@@ -13,6 +14,7 @@ mod resolve;
 
 pub use error::{LoraError, Result};
 pub use file::{AdapterFile, AdapterTensor};
+pub use finite::{NotFinite, not_finite};
 pub use key::{AdapterKey, Role, parse_key};
 pub use layers::{Layer, LayerKind, Layers};
 pub use plan::{Absent, AdapterKind, AdapterPlan, AdapterTarget, Part, Refused};

@@ -114,6 +114,8 @@ pub struct AdapterPlan {
     pub refused: Vec<Refused>,
     /// What was left out because it was made for a variant of the model, where that was allowed.
     pub skipped: Vec<Refused>,
+    /// A sentence about a file that is no adapter at all but a model's own weights; all of its keys are refused or absent.
+    pub checkpoint: Option<String>,
     /// What else there is to say, such as fields of the header that were ignored.
     pub notes: Vec<String>,
 }
@@ -143,6 +145,9 @@ impl AdapterPlan {
         }
         let kinds: Vec<_> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
         let kinds = if kinds.is_empty() { "nothing".to_owned() } else { kinds.join(", ") };
+        if let Some(sentence) = &self.checkpoint {
+            return sentence.clone();
+        }
         let mut lines = vec![format!("applied: {} keys as {kinds}", self.applied().len())];
         let absent: usize = self.absent.iter().map(|absent| absent.keys.len()).sum();
         if absent > 0 {

@@ -25,6 +25,23 @@ fn pairs(list: &[Refused]) -> Vec<(String, String)> {
     list.iter().map(|one| (one.key.clone(), one.reason.clone())).collect()
 }
 
+/// Of tensors of a file (type, address and bytes), those that hold NaN or infinity: which, the first such element, whether it is infinite.
+#[pyfunction]
+pub(crate) fn not_finite(
+    py: Python<'_>,
+    tensors: Vec<(String, u64, u64)>,
+) -> PyResult<Vec<(usize, usize, bool)>> {
+    let run = || {
+        let tensors: Vec<_> = tensors
+            .iter()
+            .map(|(dtype, address, size)| (dtype.as_str(), dlpack::bytes(*address, *size)))
+            .collect();
+        let found = lora_runtime::not_finite(&tensors);
+        Ok(found.into_iter().map(|one| (one.tensor, one.element, one.infinite)).collect())
+    };
+    Ok(py.detach(|| guarded(run))?)
+}
+
 /// What an adapter file does to a model.
 #[pyclass(frozen, module = "weightstream._native")]
 #[derive(Debug)]
@@ -85,6 +102,10 @@ impl AdapterPlan {
         let absent = self.inner.absent.iter();
         let absent = absent.flat_map(|one| one.keys.iter().map(|key| (key.clone(), one.summary.clone())));
         absent.chain(pairs(&self.inner.skipped)).collect()
+    }
+
+    fn checkpoint(&self) -> Option<&str> {
+        self.inner.checkpoint.as_deref()
     }
 
     fn notes(&self) -> Vec<String> {

@@ -47,6 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<kernels::DeviceKernels>()?;
     module.add_class::<adapters::AdapterPlan>()?;
     module.add_class::<adapters::AdapterTarget>()?;
+    module.add_function(wrap_pyfunction!(adapters::not_finite, module)?)?;
     module.add_function(wrap_pyfunction!(quant::handlers, module)?)?;
     module.add_function(wrap_pyfunction!(quant::claims, module)?)?;
     module.add_function(wrap_pyfunction!(quant::detect, module)?)?;

@@ -23,6 +23,8 @@ __all__ = ["ModelLayers", "read_adapter"]
 
 _LARGEST_CONFIG = 1 << 20
 """Bytes of a configuration beside a file that are read."""
+_AT_ONCE = 256 << 20
+"""Bytes of factors that are looked at between two looks at whether loading is cancelled."""
 _NAMED = 8
 """Reasons that an error lists."""
 _ANOTHERS = re.compile(r"((second |third )?(transformer|text encoder)|autoencoder): \d+ keys not in this model")
@@ -66,6 +68,7 @@ def read_adapter(
         ignore_variations=ignore_variations,
     )
     _check(plan, ignore_variations)
+    _check_numbers(plan.applied(), tensors, poll)
     pieces: dict[str, list[Piece]] = {}
     for target in plan.targets():
         poll()
@@ -94,7 +97,35 @@ def _described(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[str, str, list
     return described, scalars
 
 
+def _check_numbers(keys: Sequence[str], tensors: Mapping[str, Tensor], poll: Callable[[], None]) -> None:
+    """WeightsError for what is NaN or infinite: one such factor makes all outputs of its layer so."""
+    bad: list[str] = []
+    batch: list[tuple[str, Tensor]] = []
+    for number, key in enumerate(keys, 1):
+        batch.append((key, tensors[key]))
+        if number == len(keys) or sum(tensor.nbytes for _, tensor in batch) >= _AT_ONCE:
+            poll()
+            bad += _not_finite(batch)
+            batch = []
+    if bad:
+        more = f"; and {len(bad) - _NAMED} more tensors" if len(bad) > _NAMED else ""
+        raise WeightsError("; ".join(bad[:_NAMED]) + more + ". The file is damaged, or its training diverged")
+
+
+def _not_finite(batch: Sequence[tuple[str, Tensor]]) -> list[str]:
+    # What lies on a device or is a view is brought here first: only a caller's own tensors are.
+    plain = [(key, tensor.detach().cpu().contiguous()) for key, tensor in batch]
+    described = [(name_of_dtype(tensor.dtype) or "", tensor.data_ptr(), tensor.nbytes) for _, tensor in plain]
+    return [
+        f"{plain[number][0]}: element {element} of it is {'infinite' if infinite else 'NaN'}, and its layer's outputs would be"
+        for number, element, infinite in _native.not_finite(described)
+    ]
+
+
 def _check(plan: Any, ignore_variations: bool) -> None:
+    sentence = plan.checkpoint()
+    if sentence is not None:
+        raise WeightsError(sentence)
     refused = plan.refused()
     absent = [summary for summary, _ in plan.absent() if not ignore_variations and not _ANOTHERS.fullmatch(summary)]
     if refused or absent:

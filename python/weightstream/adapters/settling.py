@@ -119,9 +119,12 @@ class Settled:
             blocks.setdefault(places[host], []).append(part) if host in places else outside.append(part)
         try:
             attachment.reserve(nbytes)
-        except BudgetError:
+        except BudgetError as error:
             if not blocks:
-                raise
+                raise BudgetError(
+                    f"the adapters of {type(attachment.model).__name__} need {nbytes} bytes of device memory beside the model, the sum "
+                    f"of those of {len(outside)} layers, none of which lies in a block that streams: {error}"
+                ) from None
             self._stream(attachment, blocks, outside, reserve, whole, computed)
             return
         self._beside.append((attachment, Beside(list(computed.values()), attachment)))
@@ -140,7 +143,8 @@ class Settled:
                 _place(part, torch.device("cpu"))
         for slots in (2, 1):
             company = Company(attachment, blocks, reserve, slots)
-            needed = company.nbytes + sum(map(_nbytes, outside))
+            apart = sum(map(_nbytes, outside))
+            needed = company.nbytes + apart
             try:
                 attachment.reserve(needed)
                 break
@@ -148,7 +152,7 @@ class Settled:
                 if slots > 1:
                     continue
                 if attachment._runtime.group is None:
-                    raise refused(attachment, needed, error) from None
+                    raise refused(attachment, company, apart, error) from None
                 log.warning(
                     "%s takes %.1f MB more than its budget for its LoRAs, which it has no room for",
                     type(attachment.model).__name__,

@@ -116,9 +116,15 @@ class Company:
         )
         self._own: Optional[Attachment] = None
 
+    nbytes = 0
+    """Of device memory that they take while they stream."""
+    sum = (0, 0, 0)
+    """What that is made of: bytes of all of them, of the block that has most, and of a page."""
+
     def _budget(self, base: int, largest: int, page: int, total: int) -> int:
         """What they are given."""
         self.nbytes = min(base + self._slots * largest + page, -(-total // page + 1) * page)
+        self.sum = (total, largest, page)
         return self.nbytes
 
     def start(self) -> None:
@@ -171,9 +177,12 @@ def block_of(attachment: Attachment) -> dict[int, int]:
     return {module: block for module, block in found.items() if module not in several}
 
 
-def refused(attachment: Attachment, nbytes: int, error: BudgetError) -> BudgetError:
-    """What is said where not even a ring of adapters fits."""
+def refused(attachment: Attachment, company: Company, outside: int, error: BudgetError) -> BudgetError:
+    """What is said where not even a ring of adapters fits, with `outside` bytes of those that are in no block."""
+    total, largest, page = company.sum
     return BudgetError(
-        f"the adapters of {type(attachment.model).__name__} need {nbytes} bytes of device memory at least, beside the model: "
-        f"{error}. Attach it with a larger budget, or give fewer LoRAs"
+        f"the adapters of {type(attachment.model).__name__} need {company.nbytes + outside} bytes of device memory at least, beside "
+        f"the model: {company.nbytes} for a ring of one block's at a time (the largest block's are {largest}, of {total} in "
+        f"all blocks, in pages of {page}), and {outside} for those of layers in no block, which stay. {error}. Attach it with a larger "
+        f"budget, or give fewer LoRAs"
     )

@@ -9,6 +9,7 @@ mod matching;
 mod place;
 mod scale;
 mod split_map;
+mod whole_model;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +48,7 @@ pub fn resolve(layers: &Layers, file: &AdapterFile, options: &ResolveOptions) ->
     let mut plan = AdapterPlan::default();
     let (keys, unread) = read_keys(file);
     plan.refused.extend(unread);
+    plan.checkpoint = whole_model::sentence(layers, file);
 
     let spoken: BTreeMap<usize, Cow<'_, str>> =
         keys.iter().map(|(number, key)| (*number, layer_of(key))).collect();

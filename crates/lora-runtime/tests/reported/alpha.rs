@@ -142,6 +142,21 @@ fn a_header_that_cannot_be_right_is_ignored_with_a_note_that_names_the_field() {
 }
 
 #[test]
+fn a_blank_alpha_is_refused_by_its_field_where_nothing_else_says_it() {
+    for (field, text) in [("lora_alpha", ""), ("network_alpha", " "), ("transformer.lora_alpha", "")] {
+        let plan = bare().field(field, text).plan(&blocks());
+        assert_eq!((plan.refused.len(), plan.targets.len()), (2, 0), "{}", plan.report());
+        assert!(reasons(&plan).contains(&format!("{field:?} is empty")), "{}", plan.report());
+        let plan = bare().field(field, text).alpha("transformer.blocks.0.q", 8.0).plan(&blocks());
+        check_applied(&plan);
+        assert_eq!(plan.targets[0].scale, 0.5);
+    }
+    let nested = bare().field("lora_adapter_metadata", r#"{"lora_alpha": ""}"#).plan(&blocks());
+    assert!(reasons(&nested).contains("\"lora_alpha\" is empty"), "{}", nested.report());
+    check_applied(&bare().field("r", "").plan(&blocks()));
+}
+
+#[test]
 fn the_configuration_beside_a_file_counts_and_contradicts() {
     let with = |config: &str, fields: &[(&str, &str)]| {
         let file = fields.iter().fold(bare(), |file, (key, text)| file.field(key, text));

@@ -116,3 +116,34 @@ fn what_replaces_a_weight_is_refused_by_name() {
     assert!(reasons(&plan).contains("set_weight: it replaces a weight"), "{}", plan.report());
     check_applied(&File { tensors: file.tensors[2..].to_vec(), ..File::default() }.plan(&wan(1)));
 }
+
+#[test]
+fn a_full_checkpoint_is_told_to_be_one() {
+    let names = ["self_attn.q", "self_attn.k", "cross_attn.k", "ffn.0"];
+    let weights = |prefix: &str| {
+        names.iter().fold(File::default(), |file, name| {
+            let name = format!("{prefix}blocks.0.{name}");
+            let file = file.with(&format!("{name}.weight"), "F8_E4M3", &[32, 32]);
+            file.with(&format!("{name}.bias"), "BF16", &[32]).with(
+                &format!("{name}.weight_scale"),
+                "F32",
+                &[],
+            )
+        })
+    };
+    for prefix in ["", "model.diffusion_model.", "diffusion_model."] {
+        let plan = weights(prefix).plan(&wan(1));
+        let sentence = plan.checkpoint.clone().unwrap();
+        assert!(sentence.starts_with("it is a full checkpoint and no adapter: 12 tensors"), "{sentence}");
+        assert!(sentence.contains("of them are of this model") && plan.targets.is_empty(), "{sentence}");
+        assert_eq!(plan.report(), sentence);
+    }
+    let other = File::default().with("layers.0.mixer.weight", "BF16", &[8, 8]).alpha("vocoder.0", 1.0);
+    assert!(other.plan(&wan(1)).checkpoint.unwrap().contains("none of them is of this model"));
+    // An adapter with a weight in it is one, and so is one of a kind that nobody reads.
+    let mixed = weights("").peft("blocks.0.self_attn.q", 32, 32, 4);
+    let unread = File::default().with("blocks.0.self_attn.q.vera_lambda_b.weight", "BF16", &[32]);
+    for file in [mixed, unread, File::default(), File::default().with("blocks.0.q.gate", "BF16", &[1])] {
+        assert_eq!(file.plan(&wan(1)).checkpoint, None);
+    }
+}

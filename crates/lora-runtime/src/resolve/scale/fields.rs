@@ -32,6 +32,8 @@ struct Space {
     dora: bool,
     /// Fields that cannot be read: whatever depends on them is ignored.
     bad: bool,
+    /// A field for alpha without a word in it: the tool that wrote it had one, and lost it.
+    blank: Option<String>,
 }
 
 /// Everything that a header or a configuration says.
@@ -122,6 +124,9 @@ impl Fields {
                     }
                 }
             }
+            _ if ALPHA.contains(&name) && value.as_str().is_some_and(|text| text.trim().is_empty()) => {
+                space.blank = Some(key.to_owned());
+            }
             _ if is_nothing(value) => {}
             _ => match number(value) {
                 Some(number) if ALPHA.contains(&name) => {
@@ -162,6 +167,12 @@ impl Fields {
         notes: &mut BTreeSet<String>,
     ) -> Made<Option<Told>> {
         let Some((_, space)) = self.space(owner.family) else { return Ok(None) };
+        if let Some(field) = &space.blank {
+            return refuse(format!(
+                "{field:?} is empty, and no tensor gives alpha: its scale is not known; write a number into it, or remove it for \
+                 a scale of 1"
+            ));
+        }
         if space.bad {
             return Ok(None);
         }
