@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
+from lora_input_models import glora, ia3_inputs, ia3_outputs, peft_boft, peft_oft, peft_oft_matrices, peft_oft_outputs
 from offload_files import write
 from quant_files import fp8_parts, int8_parts, only
 from torch import Tensor, nn
@@ -184,6 +185,8 @@ def adapter(kind: str, seed: int = 0, blocks: Iterable[int] = range(4), prefix: 
             made, change = KINDS[kind](random, SHAPES[layer])
             tensors.update({f"{prefix}{name}.{key}": tensor for key, tensor in made.items()})
             changes[f"{name}.weight"] = change
+            if hasattr(change, "bias") and layer == "up":
+                changes[f"{name}.bias"] = change.bias
     return Adapter(tensors, changes)
 
 
@@ -293,6 +296,14 @@ KINDS: dict[str, Any] = {
     "conv loha": _loha(2),
     "conv diff": _diff,
     "conv oft": _oft,
+    "peft oft": peft_oft,
+    "peft oft of matrices": peft_oft_matrices,
+    "peft oft of outputs": peft_oft_outputs,
+    "peft boft": peft_boft,
+    "ia3 of inputs": ia3_inputs,
+    "ia3 of outputs": ia3_outputs,
+    "glora": glora,
+    "conv glora": glora,
 }
 """Every kind, for linear layers and for convolutions."""
 

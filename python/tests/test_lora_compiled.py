@@ -40,7 +40,20 @@ class Counting:
 @needs_compiled
 @pytest.mark.parametrize(
     ("kind", "base"),
-    [("lora", "int8"), ("dora", "f32"), ("dora by column", "int8"), ("lokr", "f32"), ("oft", "f32"), ("conv", "f32")],
+    [
+        ("lora", "int8"),
+        ("dora", "f32"),
+        ("dora by column", "int8"),
+        ("lokr", "f32"),
+        ("oft", "f32"),
+        ("conv", "f32"),
+        ("peft oft", "f32"),
+        ("peft boft", "f32"),
+        ("ia3 of inputs", "int8"),
+        ("ia3 of outputs", "f32"),
+        ("glora", "int8"),
+        ("conv glora", "f32"),
+    ],
 )
 def test_blocks_compile_whole_and_multipliers_recompile_nothing(kind: str, base: str, tmp_path: Path) -> None:
     made, x, backend = model(base, blocks=2), inputs(), Counting()

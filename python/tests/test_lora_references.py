@@ -27,6 +27,8 @@ def layer(kind: str, shape: list[int], bias: bool) -> nn.Module:
         return nn.Linear(shape[1], shape[0], bias)
     if kind == "norm":
         return nn.LayerNorm(shape[0])
+    if kind == "embedding":
+        return nn.Embedding(*shape)
     return CONVOLUTIONS[kind](shape[1], shape[0], tuple(shape[2:]), padding=1, bias=bias)
 
 
@@ -41,12 +43,14 @@ class Layers(nn.Module):
 
     def forward(self, name: str, x: Tensor) -> Tensor:
         for block in self.blocks:
-            block(torch.zeros(1, 16, dtype=x.dtype))
+            block(torch.zeros(1, 16))
         return getattr(self, name)(x)
 
 
 def input_of(kind: str, shape: list[int]) -> Tensor:
     generator = torch.Generator().manual_seed(1)
+    if kind == "embedding":
+        return torch.randint(0, shape[0], (3, 5), generator=generator)
     sizes = {"linear": [3, 5], "norm": [3]}.get(kind)
     if sizes is not None:
         return torch.randn(*sizes, shape[-1], generator=generator)
@@ -87,7 +91,7 @@ def test_layers_compute_what_the_trainers_merge(path: Path, tmp_path: Path) -> N
         assert offload.load_loras_into_model(made, given) == [given], made._loras_errors
         for (name, multiplier), parts in wanted.items():
             kind, shape = kinds[name]
-            reference = layer(kind, shape, getattr(made, name).bias is not None).double()
+            reference = layer(kind, shape, getattr(getattr(made, name), "bias", None) is not None).double()
             for part in ("weight", "bias"):
                 value = parts.get(part)
                 if value is None and getattr(made, name)._parameters.get(part) is not None:
@@ -97,7 +101,8 @@ def test_layers_compute_what_the_trainers_merge(path: Path, tmp_path: Path) -> N
             offload.activate_loras(made, [0], [multiplier])
             x = input_of(kind, shape)
             with torch.no_grad():
-                expected, got = reference(x.double()), run(made, name, x)
+                expected = reference(x if kind == "embedding" else x.double())
+                got = run(made, name, x)
             assert float((got - expected).abs().max() / expected.abs().max()) < 3e-5, (name, multiplier)
         offload.unload_loras_from_model(made)
         if attachment is not None:

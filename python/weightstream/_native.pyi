@@ -207,7 +207,7 @@ class AdapterPlan:
         component: str | None = None,
         ignore_variations: bool = False,
     ) -> AdapterPlan:
-        """`layers` of the model: name, kind ("linear", "conv1d", "conv2d", "conv3d", "norm", "embedding", "parameter",
+        """`layers` of the model: name, kind ("linear", "linear_transposed", "conv1d", "conv2d", "conv3d", "norm", "embedding", "parameter",
         "other"), shape of the weight or the parameter, whether it has a bias. `tensors` of the file: key, type as safetensors
         spells it, shape. `scalars` are the values of its tensors of one element. `config` is the text of an
         adapter_config.json, `split` a split_linear_modules_map as JSON, `component` what the pipeline calls this model.
@@ -238,14 +238,16 @@ class AdapterTarget:
         """The layer, or the bare parameter, by the model's name."""
     @property
     def kind(self) -> str:
-        """ "lora" (DoRA with a part "magnitude"), "loha", "lokr", "oft", "boft", "diff" (of a weight or parameter), "diff_bias"."""
+        """ "lora" (DoRA with a part "magnitude"), "loha", "lokr", "oft", "boft", "oft_inputs", "boft_inputs", "ia3", "glora", "diff" (of a weight or
+        parameter), "diff_bias"."""
     @property
     def parts(self) -> dict[str, tuple[str, int | None, int | None]]:
         """By role, the key of its tensor in the file and which rows of that are used; None for all.
 
         Roles: "down", "up", "mid", "bias" (added to the outputs of "up", scaled as they are) and "magnitude"; "w1", "w1_a",
         "w1_b", "w2", "w2_a", "w2_b", "t2"; "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"; "blocks",
-        "rotations", "rescale"; "diff". Shapes are the file's: factors of linear layers may have dimensions of 1 behind them.
+        "rotations", "rescale", "half_blocks" (also of inputs, with "packed_blocks" and "gain"); "scales"; "input_up",
+        "input_down"; "embedding_a", "embedding_b"; "diff". Shapes are the file's: factors of linear layers may have dimensions of 1 behind them.
         """
     @property
     def rows(self) -> tuple[int, int] | None:
@@ -265,7 +267,13 @@ class AdapterTarget:
         """What its product is multiplied by; 1 for differences. Of a rotation, the bound on its size, 0 for none."""
     @property
     def axis(self) -> int | None:
-        """Of a magnitude: 0 for one number a row, 1 for one a column."""
+        """Of a magnitude, and of factors: 0 for one number a row, 1 for one a column."""
+    @property
+    def series(self) -> int | None:
+        """Terms of the series that stands for the inverse in a rotation of inputs; None for the inverse itself."""
+    @property
+    def transposed(self) -> bool:
+        """Whether its difference is laid out as the layer keeps its weight: columns by rows."""
     def merged(
         self,
         weight: tuple[int, int],

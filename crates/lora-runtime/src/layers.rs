@@ -16,6 +16,9 @@ const MAX_LAYERS: usize = 1 << 20;
 pub enum LayerKind {
     /// A matrix product; the weight is rows of outputs, columns of inputs.
     Linear,
+    /// A matrix product whose weight is kept as columns by rows, as the `Conv1D` of transformers does. Its shape is given as that
+    /// of any linear layer: outputs by inputs.
+    LinearTransposed,
     /// A convolution in one dimension.
     Conv1d,
     /// In two.
@@ -33,8 +36,9 @@ pub enum LayerKind {
 }
 
 impl LayerKind {
-    const NAMES: [(Self, &'static str); 8] = [
+    const NAMES: [(Self, &'static str); 9] = [
         (Self::Linear, "linear"),
+        (Self::LinearTransposed, "linear_transposed"),
         (Self::Conv1d, "conv1d"),
         (Self::Conv2d, "conv2d"),
         (Self::Conv3d, "conv3d"),
@@ -46,7 +50,7 @@ impl LayerKind {
 
     /// Whether it is a product of inputs with a weight, so that low-rank adapters have a meaning.
     pub fn is_product(self) -> bool {
-        matches!(self, Self::Linear) || self.is_convolution()
+        matches!(self, Self::Linear | Self::LinearTransposed) || self.is_convolution()
     }
 
     /// Whether it is a convolution.

@@ -20,6 +20,14 @@ pub enum AdapterKind {
     Oft,
     /// Rotations of outputs in stages of a butterfly.
     Boft,
+    /// Rotations of blocks of inputs.
+    OftInputs,
+    /// Rotations of inputs in stages of a butterfly.
+    BoftInputs,
+    /// Factors of inputs or of outputs.
+    Ia3,
+    /// A low-rank product, and a low-rank change of the inputs besides.
+    Glora,
     /// The whole difference to a weight or a bare parameter.
     Diff,
     /// The whole difference to a bias.
@@ -35,9 +43,20 @@ impl AdapterKind {
             Self::Lokr => "lokr",
             Self::Oft => "oft",
             Self::Boft => "boft",
+            Self::OftInputs => "oft_inputs",
+            Self::BoftInputs => "boft_inputs",
+            Self::Ia3 => "ia3",
+            Self::Glora => "glora",
             Self::Diff => "diff",
             Self::DiffBias => "diff_bias",
         }
+    }
+}
+
+impl AdapterKind {
+    /// Whether it changes what the layer is given, so that it cannot be for some of its outputs alone.
+    pub(crate) fn is_of_inputs(self) -> bool {
+        matches!(self, Self::OftInputs | Self::BoftInputs | Self::Glora)
     }
 }
 
@@ -81,8 +100,12 @@ pub struct AdapterTarget {
     pub rank: u64,
     /// What its product is multiplied by: alpha over rank. Of a rotation, the bound on its size, 0 for none.
     pub scale: f64,
-    /// Of a magnitude: 0 for one number a row, 1 for one a column.
+    /// Of a magnitude, and of factors: 0 for one number a row, 1 for one a column.
     pub axis: Option<u8>,
+    /// Terms of the series that stands for the inverse in the formula of a rotation of inputs; `None` for the inverse itself.
+    pub series: Option<u32>,
+    /// Whether its difference is laid out as columns by rows, as the layer keeps its weight.
+    pub transposed: bool,
 }
 
 /// Keys whose layers the model does not have.

@@ -30,7 +30,9 @@ fn merged(corpus: &Corpus, plan: &AdapterPlan, layer: &str, bias: bool, base: Ve
             .map(|(role, part)| (*role, corpus.numbers(corpus.file.get(&part.key).unwrap())))
             .collect();
         let values: Values<'_> = numbers.iter().map(|(role, numbers)| (*role, numbers.as_slice())).collect();
-        let of_bias = target.kind == AdapterKind::DiffBias || target.parts.contains_key(&Role::UpBias);
+        let of_bias = target.kind == AdapterKind::DiffBias
+            || target.parts.contains_key(&Role::UpBias)
+            || target.kind == AdapterKind::Ia3 && target.axis == Some(0);
         if bias && of_bias {
             merged = merged_bias(target, &merged, &values, m).unwrap();
             changed = true;

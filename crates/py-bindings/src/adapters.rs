@@ -225,6 +225,16 @@ impl AdapterTarget {
         self.inner.axis
     }
 
+    #[getter]
+    fn series(&self) -> Option<u32> {
+        self.inner.series
+    }
+
+    #[getter]
+    fn transposed(&self) -> bool {
+        self.inner.transposed
+    }
+
     fn merged(
         &self,
         py: Python<'_>,

@@ -21,7 +21,7 @@ from .dora import Magnitude
 from .layers import AdaptedLayer
 from .pieces import Piece, Rows
 from .strengths import Pattern, Strengths, is_recorded
-from .terms import Term
+from .terms import BESIDE, INPUTS, OUTPUTS, Term
 
 __all__ = ["Adapters", "Inner", "Stack"]
 
@@ -166,11 +166,11 @@ class Adapters(WholeModule):
             return None
         return self.bias_strength @ self.biases
 
-    def live_terms(self, changes_outputs: bool) -> Iterator[Term]:
-        """The terms that are computed now."""
+    def live_terms(self, changes: int) -> Iterator[Term]:
+        """The terms that are computed now, of those that change inputs, outputs or neither."""
         compiling = is_recorded()
         for term in self.terms:
-            if term.changes_outputs is changes_outputs and (compiling or term.stays_at_zero or term.pattern.live):
+            if term.changes == changes and (compiling or term.stays_at_zero or term.pattern.live):
                 yield term
 
     def plain_rows(self, numbers: Tensor, deltas: list[Tensor], first: int, past: int) -> Tensor:
@@ -183,8 +183,22 @@ class Adapters(WholeModule):
         return made
 
     def deltas(self, numbers: Tensor) -> list[Tensor]:
-        """What terms add to the weight."""
-        return [term.delta(numbers) for changes in (True, False) for term in self.live_terms(changes)]
+        """What terms add to the weight. Those of outputs see what those of inputs made of it."""
+        found = [term.delta(numbers) for term in self.live_terms(INPUTS)]
+        turned = list(self.live_terms(OUTPUTS))
+        own = numbers.float() + torch.stack(found).sum(0) if found and turned else numbers
+        found += [term.delta(own) for term in turned]
+        return found + [term.delta(numbers) for term in self.live_terms(BESIDE)]
+
+    def own_bias(self, bias: Optional[Tensor]) -> Optional[Tensor]:
+        """What terms add to the layer's own bias, in float32; None for nothing."""
+        total: Optional[Tensor] = None
+        if bias is not None:
+            for term in self.live_terms(OUTPUTS):
+                added = term.bias(bias)
+                if added is not None:
+                    total = added if total is None else total + added
+        return total
 
     def _patterns(self) -> Iterator[Pattern]:
         if self.stack is not None:

@@ -32,6 +32,7 @@ _PRODUCTS: dict[str, tuple[object, ...]] = {
     "conv3d": (nn.Conv3d.forward,),
 }
 """The forwards that multiply by the weight and do nothing else."""
+_OF_INPUTS = ("oft_inputs", "boft_inputs", "glora")
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The types that PyTorch multiplies in."""
 
@@ -54,6 +55,11 @@ class AdaptedLayer:
     """The module around it that hands its weights to one operator, past its forward."""
     is_transposed: bool = False
     """Whether the module keeps the weight as inputs by outputs."""
+
+    @property
+    def described_kind(self) -> str:
+        """Its kind for the native plan, which tells apart how differences to it are laid out."""
+        return f"{self.kind}_transposed" if self.is_transposed else self.kind
 
     @property
     def has_bias(self) -> bool:
@@ -85,6 +91,8 @@ class AdaptedLayer:
             return f"a {type(self.leaf).__name__} keeps its weights in a list of its own, which adapters cannot change"
         if self.kind == "embedding" and type(self.module).forward not in (nn.Embedding.forward, QuantEmbedding.forward):
             return "it is an embedding with a forward of its own, which an adapter cannot be added to"
+        if kind in _OF_INPUTS and getattr(self.module, "groups", 1) != 1:
+            return "it is a convolution in groups, and the adapter changes inputs of all of them together"
         if self.is_swapped and kind != "diff_bias" and self.is_quantized:
             return "its weight is packed, and the module around it reads it past the layer's forward"
         return None

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from ..errors import WeightsError
 from .layers import AdaptedLayer
+from .inputs import FactorTerm, InputFactorTerm, InputLowRankTerm, InputRotationTerm
+from .rotations import input_stages, output_stages
 from .strengths import Strengths
 from .terms import FullTerm, HadamardTerm, KroneckerTerm, RotationTerm, Term
 
-__all__ = ["LowRank", "Piece", "read_piece"]
+__all__ = ["LowRank", "Piece", "read_pieces"]
 
 _MOST_EXPANDED = 64
 """A Hadamard product of two low-rank products is a low-rank product of their ranks' product. Up to this rank it is stacked
@@ -71,14 +73,45 @@ class Piece:
             return HadamardTerm(pattern, pairs[0], pairs[1], self.rows, self.cut)
         if self.kind in ("oft", "boft"):
             return RotationTerm(pattern, parts["stages"], parts.get("rescale"), self.kind == "boft", self.rows)
+        if self.kind == "input rotation":
+            return InputRotationTerm(pattern, parts["stages"])
+        if self.kind == "input low-rank":
+            return InputLowRankTerm(pattern, parts["down"], parts["up"])
+        if self.kind == "input factors":
+            return InputFactorTerm(pattern, parts["factors"])
+        if self.kind in ("factors", "gain"):
+            return FactorTerm(pattern, parts["factors"], self.kind == "factors", self.rows)
         return FullTerm(pattern, parts["diff"], self.rows, self.cut)
 
 
-def read_piece(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer) -> Piece:
-    """A target of a plan with its tensors, in the type that the layer computes in."""
-    parts = {role: _cut(tensors[key], first, past) for role, (key, first, past) in target.parts.items()}
+def read_pieces(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer) -> list[Piece]:
+    """What a target of a plan comes down to, with its tensors in the type that the layer computes in."""
+    parts = _parts(target, tensors)
+    rows, dtype = _pair(target.rows), layer.dtype
+    made: list[Piece] = []
+    if target.kind in ("oft_inputs", "boft_inputs"):
+        made.append(Piece("input rotation", 1.0, tensors={"stages": input_stages(parts, target.series)}))
+        if "gain" in parts:
+            made.append(Piece("gain", 1.0, rows, tensors={"factors": parts["gain"]}))
+    elif target.kind == "ia3":
+        made.append(
+            Piece("input factors" if target.axis == 1 else "factors", 1.0, rows, tensors={"factors": parts["scales"]})
+        )
+    else:
+        if target.kind == "glora":
+            up, down = (parts[f"input_{name}"].flatten(1) for name in ("up", "down"))
+            pair = {"up": _as(up, dtype), "down": _as(down, dtype)}
+            made.append(Piece("input low-rank", float(target.scale), tensors=pair))
+        made.append(_read_piece(target, parts, layer, dtype))
+    return made
+
+
+def _parts(target: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {role: _cut(tensors[key], first, past) for role, (key, first, past) in target.parts.items()}
+
+
+def _read_piece(target: Any, parts: dict[str, Tensor], layer: AdaptedLayer, dtype: torch.dtype) -> Piece:
     piece = Piece(target.kind, float(target.scale), _pair(target.rows), _pair(getattr(target, "cut", None)))
-    dtype = layer.dtype
     if "magnitude" in parts:
         piece.magnitude = parts.pop("magnitude").float().reshape(-1)
         piece.axis = int(target.axis or 0)
@@ -89,7 +122,7 @@ def read_piece(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer) 
             )
     if "bias" in parts:
         piece.bias = parts.pop("bias").float()
-    if target.kind == "lora":
+    if target.kind in ("lora", "glora"):
         _read_low_rank(piece, parts, layer, dtype)
     elif target.kind == "loha":
         _read_hadamard(piece, parts, layer, dtype)
@@ -101,18 +134,23 @@ def read_piece(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer) 
         piece.tensors = {role: _as(part, dtype) for role, part in parts.items()}
     elif target.kind in ("oft", "boft"):
         # What was written as the bound of a rotation is no scale.
-        piece.tensors = {"stages": _as(_stages(parts, piece), torch.float32)}
+        piece.tensors = {
+            "stages": _as(output_stages(parts, piece.scale, piece.kind, _outputs(piece, layer)), torch.float32)
+        }
         if "rescale" in parts:
             piece.tensors["rescale"] = parts["rescale"].float()
         piece.scale = 1.0
     elif target.kind == "diff_bias":
         piece.bias = next(iter(parts.values())).float()
     else:
-        piece.tensors = {"diff": _as(next(iter(parts.values())), dtype)}
+        diff = next(iter(parts.values()))
+        piece.tensors = {"diff": _as(diff.t().contiguous() if target.transposed else diff, dtype)}
     return piece
 
 
 def _read_low_rank(piece: Piece, parts: dict[str, Tensor], layer: AdaptedLayer, dtype: torch.dtype) -> None:
+    if "embedding_a" in parts:  # PEFT keeps both transposed
+        parts = {"down": parts["embedding_b"].t().contiguous(), "up": parts["embedding_a"].t().contiguous()}
     down, up, mid = parts["down"], parts["up"], parts.get("mid")
     up = up.reshape(up.shape[0], -1)
     if mid is not None:
@@ -148,23 +186,6 @@ def _core(core: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
     return torch.einsum("ij...,ip,jr->pr...", core.float(), upper.float(), lower.float()).contiguous()
 
 
-def _stages(parts: dict[str, Tensor], piece: Piece) -> Tensor:
-    """Matrices that multiply blocks of outputs, less the identity."""
-    if "rotations" in parts:
-        turned = parts["rotations"].double()
-    else:
-        blocks = parts["blocks"].double()
-        skew = blocks - blocks.transpose(-1, -2)
-        norm = skew.norm() + 1e-8
-        if 0.0 < piece.scale < float(norm):
-            skew = skew * (piece.scale / norm)
-        one = torch.eye(blocks.shape[-1], dtype=torch.float64, device=blocks.device)
-        turned = torch.linalg.solve(one - skew, one + skew, left=False)
-    if piece.kind == "oft":
-        turned = turned.transpose(-1, -2).unsqueeze(0)
-    return (turned - torch.eye(turned.shape[-1], dtype=torch.float64, device=turned.device)).float()
-
-
 def _balanced(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The same product with factors of like size, by powers of two: float16 overflows where one of them is large."""
     one = down.float().flatten(1).norm(dim=1).clamp_min(1e-30)
@@ -185,6 +206,11 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _cut(tensor: Tensor, first: Optional[int], past: Optional[int]) -> Tensor:
     return tensor if first is None else tensor[first:past]
+
+
+def _outputs(piece: Piece, layer: AdaptedLayer) -> int:
+    """Outputs that it changes."""
+    return layer.shape[0] if piece.rows is None else piece.rows[1] - piece.rows[0]
 
 
 def _pair(rows: Any) -> Rows:

@@ -16,6 +16,7 @@ from .layers import AdaptedLayer
 from .numbers import is_plain, plain_forward, weight_numbers
 from .pieces import Piece
 from .strengths import Pattern, Strengths, is_recorded
+from .terms import BESIDE, INPUTS, OUTPUTS
 
 __all__ = ["ConvolutionAdapters", "LinearAdapters"]
 
@@ -55,7 +56,7 @@ class _ProductAdapters(Adapters):
         for number in range(len(found) - 1, -1, -1):
             scale = self._by_channel(found[number]) if self.magnitudes[number].axis == 1 else None
             given[number] = given[number + 1] if scale is None else given[number + 1] * scale.to(inputs.dtype)
-        outputs = base(given[0], *args, **kwargs)
+        outputs = base(self._given(given[0]), *args, **kwargs)
         self.on(outputs.device)
         if not self._is_fresh:
             outputs = outputs.clone()
@@ -70,6 +71,21 @@ class _ProductAdapters(Adapters):
                     outputs.add_(self._by_channel(bias.float() * (1 - factor)))
         added = self.bias()
         return outputs if added is None else outputs.add_(self._by_channel(added))
+
+    def _given(self, inputs: Tensor) -> Tensor:
+        """What the layer is given."""
+        found = list(self.live_terms(INPUTS))
+        if not found:
+            return inputs
+        self.on(inputs.device)
+        at = inputs.dim() - self.dimensions - 1
+        channels = inputs.movedim(at, -1) if self.dimensions else inputs
+        rows = channels.reshape(-1, channels.shape[-1])
+        made = rows
+        for term in found:
+            made = made + (term.changed(rows) - rows) if len(found) > 1 else term.changed(rows)
+        made = made.to(inputs.dtype).reshape(channels.shape)
+        return made.movedim(-1, at) if self.dimensions else made
 
     def _scales(self, module: nn.Module, base: Inner, inputs: Tensor) -> list[Tensor]:
         """The factors of its magnitudes, computed anew if a multiplier or the weight changed."""
@@ -162,13 +178,16 @@ class LinearAdapters(_ProductAdapters):
         made = outputs.reshape(-1, outputs.shape[-1])
         rows = _rows(inputs, made)
         own: Optional[Tensor] = None
-        for term in self.live_terms(True):
+        for term in self.live_terms(OUTPUTS):
             if own is None:
                 bias = module._parameters.get("bias")
                 own = made.clone() if bias is None else made - bias.to(made.dtype)
             made.add_(term.rotated(own) - own)
+        more = None if own is None else self.own_bias(bias)
+        if more is not None:
+            made.add_(more)
         _low_rank(self.stack, made, rows)
-        for term in self.live_terms(False):
+        for term in self.live_terms(BESIDE):
             term.add(made, rows)
         return made.view(outputs.shape)
 
@@ -194,8 +213,8 @@ class ConvolutionAdapters(_ProductAdapters):
 
     def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
         numbers = self._like(outputs)
-        deltas = [term.delta(numbers) for term in self.live_terms(False)]
-        turned = list(self.live_terms(True))
+        deltas = [term.delta(numbers) for term in self.live_terms(BESIDE)]
+        turned = list(self.live_terms(OUTPUTS))
         if turned:
             bias = module._parameters.get("bias")
             own = outputs if bias is None else outputs - self._by_channel(bias.to(outputs.dtype))
@@ -204,6 +223,9 @@ class ConvolutionAdapters(_ProductAdapters):
             flat = columns.reshape(-1, columns.shape[-1])
             for term in turned:
                 outputs = outputs + (term.rotated(flat) - flat).reshape(columns.shape).movedim(-1, at)
+            more = self.own_bias(bias)
+            if more is not None:
+                outputs = outputs + self._by_channel(more.to(outputs.dtype))
         return self._with(module, outputs, inputs, self.stack, deltas)
 
     def _add_decomposed(self, module: nn.Module, outputs: Tensor, inputs: Tensor, number: int) -> Tensor:

@@ -16,7 +16,7 @@ from ..filetypes import name_of_dtype
 from ..offload.renaming import preprocess
 from ..offload.sources import read_source
 from .layers import AdaptedLayer
-from .pieces import Piece, read_piece
+from .pieces import Piece, read_pieces
 from .state import LoadedAdapter
 
 __all__ = ["ModelLayers", "read_adapter"]
@@ -36,7 +36,7 @@ class ModelLayers:
 
     def __init__(self, layers: Sequence[AdaptedLayer]) -> None:
         self.by_name = {layer.name: layer for layer in layers}
-        self.described = [(layer.name, layer.kind, list(layer.shape), layer.has_bias) for layer in layers]
+        self.described = [(layer.name, layer.described_kind, list(layer.shape), layer.has_bias) for layer in layers]
 
 
 def read_adapter(
@@ -76,7 +76,7 @@ def read_adapter(
         refusal = layer.refusal(target.kind)
         if refusal is not None:
             raise WeightsError(f"{layer.name}: {refusal}")
-        pieces.setdefault(target.layer, []).append(read_piece(target, tensors, layer))
+        pieces.setdefault(target.layer, []).extend(read_pieces(target, tensors, layer))
     absent = {key for _, keys in plan.absent() for key in keys}
     skipped = [(key, reason) for key, reason in plan.skipped() if key not in absent]
     left = [*(summary for summary, _ in plan.absent()), *_reasons(skipped)]

@@ -19,12 +19,13 @@ from .layers import AdaptedLayer
 from .numbers import is_float8
 from .pieces import Piece
 from .strengths import Strengths, is_recorded
+from .terms import BESIDE
 
 __all__ = ["EmbeddingAdapters", "Swap", "SwappedAdapters"]
 
 
 class EmbeddingAdapters(Adapters):
-    """An embedding's adapters, which are whole differences: their rows are looked up beside its own."""
+    """An embedding's adapters, whole differences and low-rank ones: their rows are looked up beside its own."""
 
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The rows with the differences'."""
@@ -33,7 +34,10 @@ class EmbeddingAdapters(Adapters):
             return outputs
         self.on(outputs.device)
         indices = args[0] if args else kwargs["input"]
-        for term in self.live_terms(False):
+        if self.stack is not None and self.stack.is_live():
+            down, up, strength = self.stack.live()
+            outputs = outputs + ((F.embedding(indices, up) * strength).to(down.dtype) @ down).to(outputs.dtype)
+        for term in self.live_terms(BESIDE):
             outputs = outputs + (F.embedding(indices, term.weight) * term.strength).to(outputs.dtype)
         return outputs
 
@@ -59,11 +63,12 @@ class SwappedAdapters(Adapters):
             made = self._changed(numbers)
             yield owner, self._parameter, _rounded(made.t() if self._is_transposed else made, weight)
         bias = owner._parameters.get("bias")
-        if bias is not None and self.biases is not None:
+        if bias is not None and (self.biases is not None or len(self.terms)):
             self.on(bias.device)
-            added = self.bias()
-            if added is not None:
-                yield owner, "bias", _rounded(bias.float() + added.reshape(bias.shape), bias)
+            found = [one for one in (self.bias(), self.own_bias(bias)) if one is not None]
+            if found:
+                added = torch.stack([one.reshape(bias.shape) for one in found]).sum(0)
+                yield owner, "bias", _rounded(bias.float() + added, bias)
 
     def _changes_weight(self) -> bool:
         if self.stack is None and not len(self.terms):

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from .strengths import Pattern
 
-__all__ = ["FullTerm", "HadamardTerm", "KroneckerTerm", "RotationTerm", "Term"]
+__all__ = ["BESIDE", "INPUTS", "OUTPUTS", "FullTerm", "HadamardTerm", "KroneckerTerm", "RotationTerm", "Term"]
+
+INPUTS, OUTPUTS, BESIDE = range(3)
+"""What a term changes, in the order in which they do: what the layer is given, what it makes of that, and what is added to it."""
 
 Rows = Optional[tuple[int, int]]
 
@@ -23,8 +26,8 @@ class Term(nn.Module):
 
     stays_at_zero = False
     """Whether it is computed also while its multiplier is 0."""
-    changes_outputs = False
-    """Whether it is made of the layer's own outputs, before anything is added to them."""
+    changes = BESIDE
+    """Of outputs: it is made of the layer's own ones, less their bias, before anything is added to them."""
 
     def __init__(self, pattern: Pattern, rows: Rows = None, cut: Rows = None) -> None:
         """`rows` of the layer are what it changes, None for all; `cut` are the rows of its own product that those get."""
@@ -52,6 +55,10 @@ class Term(nn.Module):
         whole = made.new_zeros(numbers.shape)
         whole[self.rows[0] : self.rows[1]] = made
         return whole
+
+    def bias(self, bias: Tensor) -> Optional[Tensor]:
+        """What it adds to the layer's own bias, in float32; None for nothing."""
+        return None
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What it makes of a linear layer's inputs, before it is cut."""
@@ -151,7 +158,7 @@ class RotationTerm(Term):
     A multiplier between 0 and 1 takes each rotation, and the scale, as far from the identity.
     """
 
-    changes_outputs = True
+    changes = OUTPUTS
 
     def __init__(
         self, pattern: Pattern, stages: Tensor, rescale: Optional[Tensor], is_butterfly: bool, rows: Rows = None

@@ -171,6 +171,18 @@ mod tests {
             ("oft_blocks", Role::Blocks),
             ("oft_diag", Role::Rotations),
             ("rescale", Role::Rescale),
+            ("oft_R.weight", Role::PackedBlocks),
+            ("oft_r", Role::HalfBlocks),
+            ("oft_s", Role::Gain),
+            ("boft_R", Role::HalfBlocks),
+            ("boft_s", Role::Gain),
+            ("ia3_l", Role::Scales),
+            ("lora_embedding_A", Role::EmbeddingA),
+            ("lora_embedding_B", Role::EmbeddingB),
+            ("a1.weight", Role::InputUp),
+            ("a2.weight", Role::InputDown),
+            ("b1.weight", Role::Up),
+            ("b2.weight", Role::Down),
         ];
         for (ending, role) in cases {
             assert_eq!(
@@ -199,7 +211,7 @@ mod tests {
     #[test]
     fn what_is_not_applied_says_why() {
         assert!(parse_key("a.set_weight").unwrap_err().contains("replaces"));
-        assert!(parse_key("a.lora_embedding_A").unwrap_err().contains("embedding"));
+        assert!(parse_key("a.oft_embedding_R.weight").unwrap_err().contains("embedding"));
         assert!(parse_key("a.lora_A.bias").unwrap_err().contains("upper factor"));
         assert!(parse_key("a.weight").unwrap_err().contains("none of an adapter's"));
         for key in ["", ".", "lora_A.weight", ".alpha", "_lora.down.weight", "alpha"] {

@@ -76,6 +76,22 @@ roles! {
     Rotations = "rotations",
     /// Factors of the outputs after a rotation.
     Rescale = "rescale",
+    /// What stands above the diagonals of antisymmetric matrices, row by row: rotations of blocks of inputs.
+    PackedBlocks = "packed_blocks",
+    /// Matrices of which half the antisymmetric part gives the rotations of blocks: of inputs, or of outputs in a file without gains.
+    HalfBlocks = "half_blocks",
+    /// Factors of the outputs, less their bias, after a rotation of inputs.
+    Gain = "gain",
+    /// Factors of inputs, or of outputs with their bias.
+    Scales = "scales",
+    /// The lower factor of a low-rank change of an embedding: rank by its rows.
+    EmbeddingA = "embedding_a",
+    /// The upper factor of it: its columns by rank.
+    EmbeddingB = "embedding_b",
+    /// The upper factor of a low-rank change of inputs: inputs by rank.
+    InputUp = "input_up",
+    /// The lower factor of it: rank by inputs.
+    InputDown = "input_down",
 }
 
 impl Role {
@@ -102,6 +118,18 @@ impl Role {
             "oft_blocks" => Self::Blocks,
             "oft_diag" => Self::Rotations,
             "rescale" => Self::Rescale,
+            "oft_R" => Self::PackedBlocks,
+            "oft_r" | "boft_R" => Self::HalfBlocks,
+            "oft_s" | "boft_s" => Self::Gain,
+            "ia3_l" => Self::Scales,
+            "lora_embedding_A" => Self::EmbeddingA,
+            "lora_embedding_B" => Self::EmbeddingB,
+            // GLoRA, as `LyCORIS` has it.
+            "a1" => Self::InputUp,
+            "a2" => Self::InputDown,
+            "b1" => Self::Up,
+            "b2" => Self::Down,
+            "bm" => Self::Mid,
             _ => return None,
         })
     }
@@ -109,11 +137,8 @@ impl Role {
     /// What is known of an adapter's ending that is not applied.
     pub(super) fn unapplied(segment: &str) -> Option<Unknown> {
         Some(match segment {
-            "lora_embedding_A" | "lora_embedding_B" => "low-rank adapters of embeddings are not applied",
-            "oft_R" | "oft_r" => "rotations of inputs, as PEFT's OFT has them, are not applied",
-            "boft_R" | "boft_s" => "the butterflies of PEFT's BOFT are not applied",
-            "a1" | "a2" | "b1" | "b2" => "GLoRA adapters are not applied",
-            "ia3_l" | "on_input" => "(IA)3 adapters are not applied",
+            "oft_embedding_R" => "rotations of an embedding's vectors are not applied",
+            "on_input" => "(IA)3 adapters of LyCORIS are not applied",
             _ => return None,
         })
     }

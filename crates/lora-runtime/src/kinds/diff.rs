@@ -3,14 +3,33 @@
 use super::{Adapter, Cut, Made, Parts, Rule, Shape, mismatch, refuse};
 use crate::file::AdapterTensor;
 use crate::key::Role;
+use crate::layers::LayerKind;
 use crate::plan::AdapterKind;
 
 fn made(kind: AdapterKind, tensor: &AdapterTensor) -> Adapter<'_> {
     let parts = Parts::from([(Role::Diff, tensor)]);
-    Adapter { kind, parts, rank: 0, rule: Rule::None, axis: None, cut: Cut::Parts(&[Role::Diff]) }
+    Adapter {
+        kind,
+        parts,
+        rank: 0,
+        rule: Rule::None,
+        axis: None,
+        cut: Cut::Parts(&[Role::Diff]),
+        series: None,
+    }
 }
 
 pub(super) fn weight<'a>(diff: &'a AdapterTensor, layer: &Shape) -> Made<Adapter<'a>> {
+    if layer.kind == LayerKind::LinearTransposed {
+        // As the layer keeps its weight, which is what the difference of two such weights is.
+        let wanted: Vec<u64> = layer.dims.iter().rev().copied().collect();
+        let cut = Cut::Never("the rows of its difference are the layer's inputs");
+        return if diff.shape == wanted {
+            Ok(Adapter { cut, ..made(AdapterKind::Diff, diff) })
+        } else {
+            mismatch(diff, &wanted, layer)
+        };
+    }
     if diff.shape == layer.dims {
         Ok(made(AdapterKind::Diff, diff))
     } else {

@@ -5,6 +5,7 @@ use super::{
 };
 use crate::file::AdapterTensor;
 use crate::key::Role;
+use crate::layers::LayerKind;
 use crate::plan::AdapterKind;
 
 pub(super) const ROLES: &[Role] = &[Role::Down, Role::Up, Role::Mid, Role::UpBias];
@@ -13,6 +14,12 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
     let down = need(parts, Role::Down, "low-rank")?;
     let up = need(parts, Role::Up, "low-rank")?;
     let mid = parts.get(&Role::Mid).copied();
+    let more = [Role::Mid, Role::UpBias, Role::Magnitude];
+    if let Some(role) =
+        more.iter().find(|role| layer.kind == LayerKind::Embedding && parts.contains_key(role))
+    {
+        return refuse(format!("it has a part {:?}, which adapters of embeddings do not have", role.name()));
+    }
     let (up_rows, r) = matrix(up)?;
     let r = rank(r)?;
     if down.shape.first() != Some(&r) {
@@ -50,6 +57,7 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         rule: Rule::OverRank,
         axis,
         cut,
+        series: None,
     })
 }
 

@@ -2,6 +2,9 @@
 //! the layer, and what the scale is.
 
 mod diff;
+mod embedding;
+mod factors;
+mod inputs;
 mod low_rank;
 mod product;
 mod rotation;
@@ -15,6 +18,10 @@ use crate::plan::AdapterKind;
 
 /// The largest rank that is believed.
 pub(crate) const MAX_RANK: u64 = 1 << 14;
+/// The largest block whose rotation is computed.
+const MAX_BLOCK: u64 = 1 << 13;
+
+pub(crate) use inputs::size_of_packed;
 
 /// Why tensors make no adapter of a layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +91,15 @@ pub(crate) struct Adapter<'a> {
     pub(crate) rule: Rule,
     pub(crate) axis: Option<u8>,
     pub(crate) cut: Cut,
+    /// Terms of a series, where one is used.
+    pub(crate) series: Option<u32>,
+}
+
+impl Adapter<'_> {
+    /// Whether it changes what the layer is given, so that it cannot be for some of its outputs alone.
+    pub(crate) fn changes_inputs(&self) -> bool {
+        self.kind.is_of_inputs() || self.kind == AdapterKind::Ia3 && self.axis == Some(1)
+    }
 }
 
 /// How alpha becomes a scale.
@@ -104,8 +120,16 @@ type Make<'a> = fn(&Parts<'a>, &Shape) -> Made<Adapter<'a>>;
 
 /// Makes what can be made of the tensors of a layer: one adapter of its weight at most, and a difference to its bias.
 pub(crate) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Vec<Adapter<'a>>> {
-    let families: [(&[Role], Make<'a>); 4] = [
-        (low_rank::ROLES, low_rank::make),
+    // Where inputs are changed by a low-rank product, the plain one belongs to it.
+    let plain = !parts.contains_key(&Role::InputUp) && !parts.contains_key(&Role::InputDown);
+    let families: [(&[Role], Make<'a>); 7] = [
+        (
+            if plain { low_rank::ROLES } else { inputs::LOW_RANK },
+            if plain { low_rank::make } else { inputs::low_rank },
+        ),
+        (embedding::ROLES, embedding::make),
+        (inputs::ROTATIONS, inputs::rotations),
+        (factors::ROLES, factors::make),
         (product::HADAMARD, product::hadamard),
         (product::KRONECKER, product::kronecker),
         (rotation::ROLES, rotation::make),
@@ -118,8 +142,18 @@ pub(crate) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Vec<Adapter<'a>
     }
     for (roles, make) in families {
         if present(roles) {
-            if !layer.kind.is_product() {
-                return refuse(format!("a layer of the kind {} takes whole differences only", layer.kind));
+            let of_embeddings = roles == embedding::ROLES || roles == low_rank::ROLES;
+            let fits = layer.kind.is_product() || layer.kind == LayerKind::Embedding && of_embeddings;
+            if !fits {
+                return refuse(format!(
+                    "a layer of the kind {} takes {} only",
+                    layer.kind,
+                    if layer.kind == LayerKind::Embedding {
+                        "low-rank adapters and whole differences"
+                    } else {
+                        "whole differences"
+                    }
+                ));
             }
             found.push(make(parts, layer)?);
         }
@@ -211,5 +245,17 @@ pub(crate) fn magnitude_axis(parts: &Parts<'_>, layer: &Shape) -> Made<Option<u8
     match axis {
         Some(axis) => Ok(Some(axis)),
         None => mismatch(tensor, &[rows, 1], layer),
+    }
+}
+
+/// Whether a butterfly has this many stages: each pairs halves of blocks that lie twice as far apart.
+fn butterfly(stages: u64, blocks: u64, size: u64) -> Made<()> {
+    if !size.is_multiple_of(2) {
+        return refuse(format!("blocks of {size} rows cannot be halved for a butterfly"));
+    }
+    let last = stages.checked_sub(1).filter(|last| *last < 63);
+    match last {
+        Some(last) if blocks.is_multiple_of(1 << last) => Ok(()),
+        _ => refuse(format!("a butterfly of {stages} stages has no {blocks} blocks")),
     }
 }

@@ -1,12 +1,10 @@
 //! OFT and BOFT as `LyCORIS` has them: outputs are rotated in blocks, once or in the stages of a butterfly.
 
-use super::{Adapter, Cut, Made, Parts, Rule, Shape, need, refuse, take};
+use super::{Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, need, refuse, take};
 use crate::key::Role;
 use crate::plan::AdapterKind;
 
 pub(super) const ROLES: &[Role] = &[Role::Blocks, Role::Rotations, Role::Rescale];
-/// The largest block whose rotation is computed.
-const MAX_BLOCK: u64 = 1 << 13;
 
 pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
     if parts.contains_key(&Role::Blocks) && parts.contains_key(&Role::Rotations) {
@@ -48,17 +46,13 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         }
     }
     let cut = Cut::Never("it rotates the outputs of the fused layer together");
-    Ok(Adapter { kind, parts: take(parts, ROLES), rank: size, rule: Rule::Bound, axis: None, cut })
-}
-
-/// Whether a butterfly has this many stages: each pairs halves of blocks that lie twice as far apart.
-fn butterfly(stages: u64, blocks: u64, size: u64) -> Made<()> {
-    if !size.is_multiple_of(2) {
-        return refuse(format!("blocks of {size} rows cannot be halved for a butterfly"));
-    }
-    let last = stages.checked_sub(1).filter(|last| *last < 63);
-    match last {
-        Some(last) if blocks.is_multiple_of(1 << last) => Ok(()),
-        _ => refuse(format!("a butterfly of {stages} stages has no {blocks} blocks")),
-    }
+    Ok(Adapter {
+        kind,
+        parts: take(parts, ROLES),
+        rank: size,
+        rule: Rule::Bound,
+        axis: None,
+        cut,
+        series: None,
+    })
 }

@@ -2,6 +2,7 @@
 //!
 //! All tensors are contiguous, slowest dimension first, and whole: rows are cut here.
 
+mod inputs;
 mod matrix;
 mod product;
 mod rotate;
@@ -81,8 +82,15 @@ pub fn delta(target: &AdapterTarget, values: &Values<'_>) -> Result<Vec<f64>> {
         AdapterKind::Lora => product::low_rank(&given)?,
         AdapterKind::Loha => product::hadamard(&given)?,
         AdapterKind::Lokr => product::kronecker(&given)?,
+        AdapterKind::Diff if target.transposed => given.matrix(Role::Diff)?.transposed().numbers,
         AdapterKind::Diff => given.matrix(Role::Diff)?.numbers,
-        AdapterKind::Oft | AdapterKind::Boft | AdapterKind::DiffBias => {
+        AdapterKind::Oft
+        | AdapterKind::Boft
+        | AdapterKind::OftInputs
+        | AdapterKind::BoftInputs
+        | AdapterKind::Ia3
+        | AdapterKind::Glora
+        | AdapterKind::DiffBias => {
             return Err(not_changed(target, "weight by a sum"));
         }
     };
@@ -129,6 +137,20 @@ pub fn merged_weight(
     match target.kind {
         AdapterKind::DiffBias => return Err(not_changed(target, "weight")),
         AdapterKind::Oft | AdapterKind::Boft => rotate::apply(&given, part, columns, multiplier)?,
+        AdapterKind::OftInputs | AdapterKind::BoftInputs => {
+            inputs::rotate(&given, part, columns, multiplier)?
+        }
+        AdapterKind::Ia3 => {
+            let factors = given.part(Role::Scales)?.1;
+            for (number, lane) in part.iter_mut().zip(lanes(target, rows.len() * columns, columns)) {
+                let factor = factors
+                    .get(lane)
+                    .copied()
+                    .ok_or_else(|| given.wrong("scales", factors.len(), lane + 1))?;
+                *number *= 1.0 + multiplier * (factor - 1.0);
+            }
+        }
+        AdapterKind::Glora => inputs::low_rank(&given, part, columns, multiplier)?,
         _ => {
             let before = part.to_vec();
             for (number, delta) in part.iter_mut().zip(delta(target, values)?) {
@@ -186,6 +208,14 @@ pub fn merged_bias(
     let (role, scale) = match target.kind {
         AdapterKind::DiffBias => (Role::Diff, 1.0),
         AdapterKind::Lora if given.has(Role::UpBias) => (Role::UpBias, target.scale),
+        AdapterKind::Ia3 if target.axis == Some(0) => {
+            let factors = given.part(Role::Scales)?.1;
+            let mut merged = bias.to_vec();
+            for (number, factor) in merged[rows].iter_mut().zip(factors) {
+                *number *= 1.0 + multiplier * (factor - 1.0);
+            }
+            return Ok(merged);
+        }
         _ => return Err(not_changed(target, "bias")),
     };
     let change = given.matrix(role)?.numbers;

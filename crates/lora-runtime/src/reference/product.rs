@@ -7,6 +7,10 @@ use crate::key::Role;
 
 /// The two factors, with the core of a convolution between them where there is one.
 pub(super) fn low_rank(given: &Given<'_>) -> Result<Vec<f64>> {
+    if given.has(Role::EmbeddingA) {
+        let (a, b) = (given.matrix(Role::EmbeddingA)?, given.matrix(Role::EmbeddingB)?);
+        return Ok(b.times(&a).transposed().numbers);
+    }
     let (up, down) = (given.matrix(Role::Up)?, given.matrix(Role::Down)?);
     if !given.has(Role::Mid) {
         return Ok(up.times(&down).numbers);

@@ -16,7 +16,8 @@ pub(super) fn apply(given: &Given<'_>, weight: &mut [f64], columns: usize, multi
             butterfly(weight, columns, size, stage, blocks);
         }
     } else {
-        for (block, rotation) in rotations.iter().enumerate() {
+        // One block may stand for all of them.
+        for (block, rotation) in rotations.iter().cycle().take(per_stage).enumerate() {
             // The sum is over the first index of the rotation, which turns the other way.
             let turned = rotation.transposed();
             let part = &mut weight[block * size * columns..(block + 1) * size * columns];
@@ -57,12 +58,19 @@ fn butterfly(weight: &mut [f64], columns: usize, size: usize, stage: usize, bloc
 
 /// The rows of a block, and the rotations of all blocks a part of the way from standing still.
 fn rotations(given: &Given<'_>, multiplier: f64) -> Result<(usize, Vec<Matrix>)> {
-    let role = if given.has(Role::Rotations) { Role::Rotations } else { Role::Blocks };
+    let known = [Role::Rotations, Role::HalfBlocks].into_iter().find(|role| given.has(*role));
+    let role = known.unwrap_or(Role::Blocks);
     let (part, numbers) = given.part(role)?;
     let size = part.shape.last().copied().unwrap_or(1).max(1) as usize;
     let mut blocks: Vec<_> =
         numbers.chunks_exact(size * size).map(|block| Matrix::new(size, block.to_vec())).collect();
-    if role == Role::Blocks {
+    if role == Role::HalfBlocks {
+        // Half of it, and turning the other way.
+        for block in &mut blocks {
+            block.numbers.iter_mut().for_each(|number| *number /= -2.0);
+        }
+    }
+    if role != Role::Rotations {
         for block in &mut blocks {
             let other = block.transposed();
             block.numbers.iter_mut().zip(other.numbers).for_each(|(a, b)| *a -= b);

@@ -9,9 +9,9 @@ use super::scale::{Owner, Scales};
 use crate::file::{AdapterFile, AdapterTensor};
 use crate::key::{AdapterKey, Role};
 use crate::kinds::{self, Adapter, Cut, Made, Parts, Trouble, refuse};
-use crate::layers::Layers;
+use crate::layers::{LayerKind, Layers};
 use crate::names::Family;
-use crate::plan::{AdapterPlan, AdapterTarget, Part, Refused};
+use crate::plan::{AdapterKind, AdapterPlan, AdapterTarget, Part, Refused};
 
 /// The tensors of one layer.
 #[derive(Debug, Default)]
@@ -113,11 +113,16 @@ impl Group<'_> {
             let [.., n, size, _] = shape[..] else { return None };
             n.checked_mul(size)
         };
+        let factors = || {
+            let shape = &self.tensors.get(&Role::Scales)?.first()?.shape;
+            shape.first().copied().filter(|n| *n != 1)
+        };
         first(Role::Up)
             .or_else(|| first(Role::HadaW1A))
             .or_else(kronecker)
             .or_else(|| either(Role::Diff, Role::DiffBias))
             .or_else(blocks)
+            .or_else(factors)
     }
 
     /// Every key, with a reason.
@@ -155,12 +160,18 @@ impl Group<'_> {
         let made = kinds::make(&parts, &shape)?;
         let mut targets = Vec::new();
         let mut alpha_used = false;
-        for adapter in made {
+        for mut adapter in made {
             let owner = Owner {
                 names: pieces.iter().map(|piece| layers.get(piece.layer).name.as_str()).collect(),
                 family: self.family,
                 rows: shape.rows(),
             };
+            scales.settle(&mut adapter, &owner)?;
+            if adapter.changes_inputs() && pieces.iter().any(|piece| piece.to.is_some()) {
+                return refuse(
+                    "it changes the inputs of one part of a fused layer, whose other parts are given the same ones",
+                );
+            }
             let scale = scales.scale(&adapter, alpha, &owner, file)?;
             let alpha = alpha.filter(|_| adapter.rule.uses_alpha());
             alpha_used |= alpha.is_some();
@@ -212,5 +223,7 @@ fn target(layers: &Layers, adapter: &Adapter<'_>, piece: &Piece, rows: u64) -> M
         rank: adapter.rank,
         scale: 1.0,
         axis: adapter.axis,
+        series: adapter.series,
+        transposed: layer.kind == LayerKind::LinearTransposed && adapter.kind == AdapterKind::Diff,
     })
 }

@@ -14,6 +14,11 @@ use crate::kinds::{Adapter, Made, Rule, refuse};
 use crate::names::Family;
 use crate::plan::AdapterKind;
 
+/// Terms of a series that are computed at most: more change nothing.
+const MAX_TERMS: u64 = 64;
+/// Terms that PEFT uses unless it is told otherwise.
+const USUAL_TERMS: u32 = 5;
+
 /// Whose scale is asked for.
 pub(super) struct Owner<'a> {
     /// The layers.
@@ -49,6 +54,55 @@ impl Scales {
 
     pub(super) fn into_notes(self) -> Vec<String> {
         self.notes.into_iter().collect()
+    }
+
+    /// Settles what the tensors of an adapter leave open and its configuration says.
+    pub(super) fn settle(&mut self, adapter: &mut Adapter<'_>, owner: &Owner<'_>) -> Made<()> {
+        let tuning = &self.config.tuning;
+        let rotates =
+            adapter.parts.contains_key(&Role::PackedBlocks) || adapter.parts.contains_key(&Role::HalfBlocks);
+        if rotates && tuning.constrained {
+            return refuse("its configuration constrains its rotations (\"coft\"), which is not applied");
+        }
+        if adapter.parts.contains_key(&Role::PackedBlocks) {
+            adapter.series = match tuning.series {
+                Some((false, _)) => None,
+                Some((true, Some(terms @ 1..=MAX_TERMS))) => u32::try_from(terms).ok(),
+                Some((true, terms)) => {
+                    return refuse(format!(
+                        "its configuration gives \"num_cayley_neumann_terms\" as {terms:?}, and 1 to {MAX_TERMS} are computed"
+                    ));
+                }
+                None => {
+                    self.notes.insert(format!(
+                        "nothing beside the file says how its rotations are computed: as PEFT's are, with {USUAL_TERMS} terms of a series"
+                    ));
+                    Some(USUAL_TERMS)
+                }
+            };
+        }
+        if adapter.kind == AdapterKind::Ia3 && adapter.axis.is_none() {
+            let Some(names) = &tuning.feedforward else {
+                return refuse(
+                    "its convolution has as many inputs as outputs, and \"feedforward_modules\" of adapter_config.json, which is not \
+                     there, would tell which of them have factors",
+                );
+            };
+            if let Some(pattern) =
+                names.iter().find(|one| one.contains(['^', '$', '*', '+', '?', '(', '[', '{', '|', '\\']))
+            {
+                return refuse(format!(
+                    "which of its convolution's inputs and outputs have factors depends on the pattern {pattern:?}, which is not read"
+                ));
+            }
+            let is_one = |name: &&str| {
+                names.iter().any(|one| {
+                    name.strip_suffix(one.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+                })
+            };
+            adapter.axis = Some(u8::from(owner.names.iter().any(is_one)));
+        }
+        Ok(())
     }
 
     /// The scale of an adapter; of a rotation, the bound on its size.

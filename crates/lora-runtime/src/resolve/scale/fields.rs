@@ -46,6 +46,37 @@ pub(super) struct Fields {
     pub(super) kind: Option<String>,
     /// The rank that PEFT names.
     pub(super) rank: Option<f64>,
+    /// How PEFT's rotations and factors are meant.
+    pub(super) tuning: Tuning,
+}
+
+/// What PEFT's configuration says of rotations and factors.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tuning {
+    /// Whether a series stands for the inverse, and how many terms it has.
+    pub(super) series: Option<(bool, Option<u64>)>,
+    /// Whether rotations are kept small, which changes them where they are used.
+    pub(super) constrained: bool,
+    /// The layers whose inputs have factors: names, or one pattern.
+    pub(super) feedforward: Option<Vec<String>>,
+}
+
+impl Tuning {
+    fn of(entries: &serde_json::Map<String, Value>) -> Self {
+        let texts = |value: &Value| match value {
+            Value::Array(all) => all.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
+            Value::String(one) => Some(vec![one.clone()]),
+            _ => None,
+        };
+        Self {
+            series: entries
+                .get("use_cayley_neumann")
+                .and_then(Value::as_bool)
+                .map(|is| (is, entries.get("num_cayley_neumann_terms").and_then(Value::as_u64))),
+            constrained: entries.get("coft").is_some_and(truth),
+            feedforward: entries.get("feedforward_modules").and_then(texts),
+        }
+    }
 }
 
 /// An alpha that was told.
@@ -85,7 +116,7 @@ impl Fields {
     pub(super) fn of_config(text: &str, notes: &mut BTreeSet<String>) -> Result<Self> {
         let entries = object(text).map_err(|why| LoraError::Text { what: "adapter_config.json", why })?;
         let kind = entries.get("peft_type").and_then(Value::as_str).map(str::to_uppercase);
-        let mut fields = Self { kind, ..Self::default() };
+        let mut fields = Self { kind, tuning: Tuning::of(&entries), ..Self::default() };
         for (key, value) in &entries {
             // LoHa and LoKr of PEFT spell it without the prefix.
             let key = if key == "alpha" { "lora_alpha" } else { key };

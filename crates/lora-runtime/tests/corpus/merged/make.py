@@ -48,7 +48,7 @@ def randomize(module: nn.Module, scale: float = 0.3) -> None:
 
 def layers_of(model: nn.Module) -> list:
     found = [(n, m) for n, m in model.named_modules() if type(m) in KINDS]
-    return [[n, KINDS[type(m)], list(m.weight.shape), m.bias is not None] for n, m in found]
+    return [[n, KINDS[type(m)], list(m.weight.shape), getattr(m, "bias", None) is not None] for n, m in found]
 
 
 def write(name: str, model: nn.Module, adapter: dict, merged: dict, metadata: dict) -> None:
@@ -56,7 +56,7 @@ def write(name: str, model: nn.Module, adapter: dict, merged: dict, metadata: di
     for layer, module in model.named_modules():
         if type(module) in KINDS and any(key.startswith(f"{layer}.") for key in merged):
             tensors[f"base::{layer}.weight"] = module.weight.detach().clone()
-            if module.bias is not None:
+            if getattr(module, "bias", None) is not None:
                 tensors[f"base::{layer}.bias"] = module.bias.detach().clone()
     tensors |= {f"merged::{key}": value.detach().clone().contiguous() for key, value in merged.items()}
     tensors = {k: v.double() if k.startswith(("base", "merged")) else v for k, v in tensors.items()}
