@@ -98,9 +98,10 @@ impl Role {
     /// The role that one part of a key, between dots, names by itself.
     pub(super) fn of_segment(segment: &str) -> Option<Self> {
         Some(match segment {
-            "lora_A" | "lora_down" => Self::Down,
-            "lora_B" | "lora_up" => Self::Up,
-            "lora_mid" => Self::Mid,
+            // Of each the last is what GLoRA calls it, in `LyCORIS`.
+            "lora_A" | "lora_down" | "b2" => Self::Down,
+            "lora_B" | "lora_up" | "b1" => Self::Up,
+            "lora_mid" | "bm" => Self::Mid,
             "lora_magnitude_vector" | "dora_scale" => Self::Magnitude,
             "lokr_w1" => Self::W1,
             "lokr_w1_a" => Self::W1A,
@@ -124,12 +125,8 @@ impl Role {
             "ia3_l" => Self::Scales,
             "lora_embedding_A" => Self::EmbeddingA,
             "lora_embedding_B" => Self::EmbeddingB,
-            // GLoRA, as `LyCORIS` has it.
             "a1" => Self::InputUp,
             "a2" => Self::InputDown,
-            "b1" => Self::Up,
-            "b2" => Self::Down,
-            "bm" => Self::Mid,
             _ => return None,
         })
     }

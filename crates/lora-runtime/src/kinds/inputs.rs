@@ -1,4 +1,4 @@
-//! What changes a layer's inputs: PEFT's rotations, in blocks or in the stages of a butterfly, and the low-rank change of GLoRA.
+//! What changes a layer's inputs: PEFT's rotations, in blocks or in the stages of a butterfly, and the low-rank change of `GLoRA`.
 
 use super::{Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, matrix, mismatch, refuse, take};
 use super::{low_rank as plain, need};

@@ -1,4 +1,4 @@
-//! What changes a layer's inputs, merged into its weight: rotations as PEFT defines them, and GLoRA.
+//! What changes a layer's inputs, merged into its weight: rotations as PEFT defines them, and `GLoRA`.
 
 use super::Given;
 use super::matrix::Matrix;
@@ -35,7 +35,9 @@ pub(super) fn rotate(given: &Given<'_>, weight: &mut [f64], columns: usize, mult
     if given.has(Role::Gain) {
         let gains = given.part(Role::Gain)?.1;
         for (row, gain) in weight.chunks_exact_mut(columns.max(1)).zip(gains) {
-            row.iter_mut().for_each(|number| *number *= 1.0 + multiplier * (gain - 1.0));
+            for number in row {
+                *number *= 1.0 + multiplier * (gain - 1.0);
+            }
         }
     }
     Ok(())
@@ -73,19 +75,18 @@ fn blocks(given: &Given<'_>, multiplier: f64) -> Result<(Vec<Vec<Matrix>>, usize
     };
     let mut turned = Vec::with_capacity(skew.len());
     for (number, block) in skew.iter().enumerate() {
-        let rotation = match given.target.series {
-            Some(terms) => series(block, terms),
-            None => {
-                // (I − S) (I + S)⁻¹; the two factors commute.
-                let with = |sign: f64| {
-                    let numbers = block.numbers.iter().enumerate().map(|(at, s)| one(at, size) + sign * s);
-                    Matrix::new(size, numbers.collect())
-                };
-                let layer = || given.target.layer.clone();
-                with(1.0)
-                    .solve(&with(-1.0))
-                    .ok_or_else(|| LoraError::Singular { layer: layer(), block: number })?
-            }
+        let rotation = if let Some(terms) = given.target.series {
+            series(block, terms)
+        } else {
+            // (I − S) (I + S)⁻¹; the two factors commute.
+            let with = |sign: f64| {
+                let numbers = block.numbers.iter().enumerate().map(|(at, s)| one(at, size) + sign * s);
+                Matrix::new(size, numbers.collect())
+            };
+            let layer = || given.target.layer.clone();
+            with(1.0)
+                .solve(&with(-1.0))
+                .ok_or_else(|| LoraError::Singular { layer: layer(), block: number })?
         };
         let part = rotation.numbers.iter().enumerate();
         let part = part.map(|(at, r)| multiplier * r + (1.0 - multiplier) * one(at, size));

@@ -138,7 +138,7 @@ pub fn merged_weight(
         AdapterKind::DiffBias => return Err(not_changed(target, "weight")),
         AdapterKind::Oft | AdapterKind::Boft => rotate::apply(&given, part, columns, multiplier)?,
         AdapterKind::OftInputs | AdapterKind::BoftInputs => {
-            inputs::rotate(&given, part, columns, multiplier)?
+            inputs::rotate(&given, part, columns, multiplier)?;
         }
         AdapterKind::Ia3 => {
             let factors = given.part(Role::Scales)?.1;
