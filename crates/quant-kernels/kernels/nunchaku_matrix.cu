@@ -93,7 +93,7 @@ struct Rounded {
 
 #else
 
-#define CROWDED_KERNEL KERNEL
+#define CROWDED_KERNEL(NAME, BLOCKS, PARAMS, ...) KERNEL(NAME, PARAMS, __VA_ARGS__)
 
 // The same for a C++ compiler: a thread finds its numbers' factors where the instructions have them from, those of the other threads of its
 // rows too, and adds in the order of ranks.
