@@ -7,8 +7,7 @@ import importlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from attach_models import (
     same_bits,
     snapshot,
 )
+from interrupts import interrupted_at
 from torch import nn
 
 import weightstream
@@ -75,40 +75,8 @@ class Before:
         assert self.model.blocks[0].up.weight is self.model.blocks[2].up.weight
 
 
-@contextlib.contextmanager
-def _interrupt_at(line: int, functions: tuple[str, ...]) -> Iterator[list[int]]:
-    """Raises KeyboardInterrupt before the n-th line that runs in the given functions of the package, or below them."""
-    seen = [0]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        name = frame.f_code.co_filename
-        if "weightstream/" not in name or not name.endswith(FILES):
-            return None
-        if event == "line" and _under(frame, functions):
-            seen[0] += 1
-            if seen[0] == line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield seen
-    finally:
-        sys.settrace(before)
-
-
-def _under(frame: FrameType | None, functions: tuple[str, ...]) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in functions:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _lines(work: Callable[[], object], functions: tuple[str, ...]) -> int:
-    with _interrupt_at(-1, functions) as seen:
+    with interrupted_at(-1, FILES, functions) as seen:
         work()
     return seen[0]
 
@@ -133,7 +101,7 @@ def test_detach_can_be_interrupted_at_any_line_and_completed() -> None:
         attachment = weightstream.attach(model, device=host(), budget=int(250e3))
         assert same_bits(run(model, inputs()), run(twin, inputs()))
         try:
-            with _interrupt_at(line, ("detach",)):
+            with interrupted_at(line, FILES, ("detach",)):
                 attachment.detach()
         except KeyboardInterrupt:
             hits += 1
@@ -168,7 +136,7 @@ def test_attach_interrupted_at_any_line_changes_nothing() -> None:
     places, hits = _places(lines, 70), 0
     for line in places:
         try:
-            with _interrupt_at(line, ("attach",)):
+            with interrupted_at(line, FILES, ("attach",)):
                 attach()
             model._weightstream.detach()
         except KeyboardInterrupt:

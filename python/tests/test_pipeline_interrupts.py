@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
+from interrupts import interrupted_at
 from pipeline_models import device, set_up
 from shared_models import check, encoder_of_two, layer, made, model_in_another
 
 FILES = ("pipeline.py", "planning.py", "parts.py", "shared.py", "managed.py", "preloads.py", "pinning.py", "group.py")
 PLACES = 12
-
-
-@contextlib.contextmanager
-def interrupted_at(line: int) -> Iterator[list[int]]:
-    """KeyboardInterrupt before the n-th line of those files that runs."""
-    seen = [0]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        name = frame.f_code.co_filename
-        if "weightstream/" not in name or not name.endswith(FILES):
-            return None
-        if event == "line":
-            seen[0] += 1
-            if seen[0] == line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield seen
-    finally:
-        sys.settrace(before)
 
 
 def attributes(models: Any) -> dict[str, set[str]]:
@@ -62,7 +35,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_or_is_made_good(build: Any, rel
     managed = None if not release else set_up(models, **settings)
     if release:
         check(models, references, x)
-    with interrupted_at(-1) as seen:
+    with interrupted_at(-1, FILES) as seen:
         managed = managed or set_up(models, **settings)
         if release:
             managed.release()
@@ -78,7 +51,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_or_is_made_good(build: Any, rel
         if managed is not None:
             check(models, references, x)
         try:
-            with interrupted_at(line):
+            with interrupted_at(line, FILES):
                 if managed is None:
                     managed = set_up(models, device=place, **settings)
                 else:

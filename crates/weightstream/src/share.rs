@@ -181,9 +181,7 @@ impl Share {
         given.extend(pages.trim(switch.ring)); // Absent models read them still, as they read what was lent: until `clear`.
         self.pool().set_limit(self.bytes(switch.most));
         pages.set_floor(u32::MAX); // Absent models have what it does not use of the ring.
-        let absent =
-            state.tenancy.away().filter(|&other| other != id).filter_map(|other| state.engine(other));
-        let owing: Vec<Arc<Engine>> = absent.filter(|other| other.owes()).collect();
+        let owing = state.owing(id);
         // What it takes counts from here on, also if it does not get all of it.
         state.tenancy.came(id);
         let mut cleared = None;

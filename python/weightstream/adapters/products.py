@@ -156,15 +156,17 @@ class LinearAdapters(_ProductAdapters):
         if live[1] - live[0] != pattern.size:
             down, up, strength = down[live[0] : live[1]], up[:, live[0] : live[1]], strength[live[0] : live[1]]
         inputs = args[0]
-        if _multiplies_alike(module, inner, inputs, down):
+        plain = _plain_weights(module, inner, inputs, down)
+        if plain is not None:
+            weight, bias = plain
             rows = inputs.reshape(-1, inputs.shape[-1])
             made, factor = rows @ down.t(), pattern.common
-            if factor is None or module.bias is None:
+            if factor is None or bias is None:
                 made, factor = made.mul_(strength), 1.0
             # The adapters' share first, which the layer's product is added to as it is made: one pass over the outputs fewer.
             up = up.t()
-            made = made @ up if module.bias is None else torch.addmm(module.bias, made, up, alpha=factor)
-            return made.addmm_(rows, module.weight.t()).view(*inputs.shape[:-1], made.shape[-1])
+            made = made @ up if bias is None else torch.addmm(bias, made, up, alpha=factor)
+            return made.addmm_(rows, weight.t()).view(*inputs.shape[:-1], made.shape[-1])
         outputs = inner(*args)
         if outputs.dtype != down.dtype or outputs.device != self._device or not outputs.is_contiguous():
             self.on(outputs.device)
@@ -260,12 +262,15 @@ def _written(module: nn.Module) -> Optional[tuple[int, int]]:
     return weight.data_ptr(), weight._version
 
 
-def _multiplies_alike(module: Any, inner: Inner, inputs: Tensor, down: Tensor) -> bool:
-    """Whether the layer multiplies its inputs by a plain weight and does nothing else, all in the adapters' type and on their device."""
+def _plain_weights(
+    module: Any, inner: Inner, inputs: Tensor, down: Tensor
+) -> Optional[tuple[Tensor, Optional[Tensor]]]:
+    """The weight and bias of a layer that multiplies its inputs by them and does nothing else, all in the adapters' type and on
+    their device; else None. Read once: parametrizations compute them."""
     if getattr(inner, "__func__", None) is not nn.Linear.forward or inner.__self__ is not module:
-        return False
+        return None
     weight, bias, dtype, device = module.weight, module.bias, down.dtype, down.device
-    return (
+    alike = (
         type(inputs) in (Tensor, nn.Parameter)
         and inputs.dtype == weight.dtype == dtype
         and inputs.device == weight.device == device
@@ -274,6 +279,7 @@ def _multiplies_alike(module: Any, inner: Inner, inputs: Tensor, down: Tensor) -
         and inputs.shape[-1:] == weight.shape[1:]
         and not torch.is_autocast_enabled(device.type)
     )
+    return (weight, bias) if alike else None
 
 
 def _nothing(input: Tensor) -> Tensor:

@@ -123,8 +123,7 @@ impl Memory {
 
     /// Unmaps what changes and keeps its pages as spare ones.
     fn vacate(&mut self, changed: &[bool], ring_pages: usize) -> Result<()> {
-        let mut others: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
-        others.extend(self.poison_handle());
+        let others = self.others();
         for run in runs(changed) {
             let own: Vec<_> = run
                 .clone()
@@ -202,8 +201,7 @@ impl Memory {
         if self.shared.is_none() || self.lent {
             return Vec::new();
         }
-        let mut others: Vec<PageHandle> = self.ring.iter().map(|page| page.handle()).collect();
-        others.extend(self.poison_handle());
+        let others = self.others();
         let mapped = (0..self.space.granules()).filter_map(|granule| self.space.page(granule));
         let own = mapped.filter(|page| !others.contains(&page.handle()));
         self.lent = true;
@@ -276,6 +274,11 @@ impl Memory {
             self.ring.truncate(same);
         }
         Ok(())
+    }
+
+    /// The mapped pages that are not the model's own: those of the ring, and the one of poison.
+    fn others(&self) -> Vec<PageHandle> {
+        self.ring.iter().map(|page| page.handle()).chain(self.poison_handle()).collect()
     }
 
     fn poison_handle(&self) -> Option<PageHandle> {
