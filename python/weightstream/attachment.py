@@ -23,7 +23,7 @@ from .ownership import Ownership
 from .report import Report
 from .running import Runtime, close
 from .startup.reports import Report as TimingReport
-from .steps import ModelSteps
+from .steps import ModelSteps, streaming_blocks
 
 __all__ = ["Attachment", "undo"]
 
@@ -209,6 +209,33 @@ class Attachment:
             if runtime.group is not None:
                 runtime.group.settle()
             self._steps.adapt()
+
+    def compile(
+        self,
+        *,
+        backend: Union[str, Callable[..., Any]] = "inductor",
+        mode: Optional[str] = None,
+        dynamic: Optional[bool] = None,
+        options: Optional[dict[str, Any]] = None,
+    ) -> None:
+        """Compiles the model in place as one graph, `torch.compile(..., fullgraph=True)` with its weights streaming.
+
+        The arguments are those of `torch.compile`. The next step is watched and runs uncompiled, with whole blocks; the
+        one after it compiles. Forward only. With PyTorch 2.11, NotAvailableError elsewhere and for blocks of tensor
+        subclasses; StateError with Inductor's `freezing`, and in a forward; ForwardError from a step whose graph would
+        read weights out of turn. Calling it again takes the new arguments; detaching undoes it.
+        """
+        from .whole_graph import WholeGraph, check_whole  # needs what this version of PyTorch has
+
+        name = type(self._model).__name__
+        self._runtime.check_process("compile")
+        with self._lock:
+            if self._leaving:
+                raise StateError("the model is detached; compile the plain model by torch.compile")
+            blocks = {id(block.module) for block in streaming_blocks(self._ownership)}
+            check_whole(name, self._ownership, id(self._model) not in blocks, options)
+            settings = {"mode": mode, "dynamic": dynamic, "options": options}
+            self._steps.compile(WholeGraph(name, self._runtime, backend, **settings))
 
     def stats(self) -> dict[str, Any]:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""

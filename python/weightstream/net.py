@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -72,6 +72,14 @@ class Net:
             # What has a forward of its own on the instance cannot be found again behind a missing one.
             if len(units) == 1 and not own and next(iter(units)) in guarded:
                 guarded[next(iter(units))].append((module.__dict__, inner))
+
+    def trace(self, runtime: Runtime, overrides: Overrides, wrap: Callable[[int, Forward], Forward]) -> None:
+        """Wraps all of them with turns that the compiler traces, whatever streams."""
+        for _, module, needs in self._owners:
+            inner = module.forward
+            for unit in {runtime.unit_of[index] for index in needs}:
+                inner = wrap(unit, inner)
+            overrides.set(module, "forward", inner)
 
 
 def streaming_units(runtime: Runtime) -> set[int]:

@@ -11,7 +11,8 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -21,7 +22,7 @@ from .binding import Binding
 from .calls import runs_later
 from .compiled import COMPILES, check_compiled, compiling, holds_compiled, refuse_freezing, uncompiled_step
 from .division import Division
-from .errors import DeviceError, ModelError, StateError, WeightstreamError
+from .errors import DeviceError, ForwardError, ModelError, StateError, WeightstreamError
 from .evidence import Evidence
 from .net import Net, streaming_units
 from .overrides import Overrides
@@ -32,6 +33,9 @@ from .running import ROOT, Runtime
 from .segments import Segment, coarsen, plan_segments, small_tensors
 from .trace import Trace
 from .wrap import Forward, Guarded, wrap_unit
+
+if TYPE_CHECKING:
+    from .whole_graph import WholeGraph
 
 __all__ = ["ModelSteps", "streaming_blocks"]
 
@@ -88,6 +92,8 @@ class ModelSteps:
         """The units that streamed when they were wrapped."""
         self._settled = False
         """Whether the wrapped forwards are those of the engine's units: not while either changes, or was cut short."""
+        self._whole: WholeGraph | None = None
+        """What makes the model one graph, if that was asked for."""
         self.beneath_root: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any] | None = None
         """What is called in the place of the root's forward, with it and its arguments."""
         self._wrap_whole()
@@ -98,16 +104,16 @@ class ModelSteps:
         self._overrides.restore()
 
     @contextmanager
-    def rearranged(self) -> Iterator[None]:
+    def rearranged(self, change: str = "a change of adapters") -> Iterator[None]:
         """Takes the wrapped forwards off, so that those beneath can be changed, and puts them on again as whole blocks: the next
         step is watched. StateError, with nothing changed, while the model runs or something of it is held."""
         runtime = self._runtime
-        runtime.check_process("a change of adapters")
+        runtime.check_process(change)
         if runtime.closing:
-            raise StateError("adapters were changed while their model is being detached")
+            raise StateError(f"{change} was made while the model is being detached")
         runtime.closing = True
         try:
-            runtime.check_idle("a change of adapters")
+            runtime.check_idle(change)
             runtime.offloader.segment({}, None, False)
             self._settled = False
             self._evidence = self._pacing = None
@@ -121,6 +127,11 @@ class ModelSteps:
                 runtime.shut_doors()
         finally:
             runtime.closing = False
+
+    def compile(self, whole: WholeGraph) -> None:
+        """Makes the root one graph, once a step was watched with whole blocks."""
+        with self.rearranged("compile()"):
+            self._whole, self._compiled = whole, True
 
     def before(self) -> None:
         """Raises StateError if a managed tensor was replaced; drops evidence that no longer holds."""
@@ -148,8 +159,8 @@ class ModelSteps:
 
     def adapt(self) -> None:
         """The budget has changed: other units may stream, and other cuts may pay, which the next steps see to."""
-        if not self._settled:
-            return  # the next step starts over
+        if not self._settled or (self._whole is not None and self._evidence is not None):
+            return  # the next step starts over, or the graph has all turns whatever streams
         if streaming_units(self._runtime) != self._streams:
             self._settled = False
             # What is wrapped goes beneath the doors of a model that is away, never around them.
@@ -165,6 +176,8 @@ class ModelSteps:
 
     def run(self, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes the root's call, watched if there is no evidence yet."""
+        if self._whole is not None and self._evidence is not None:
+            inner = self._whole.graph_of(inner)
         if self.beneath_root is not None:
             inner, args, kwargs = self.beneath_root, (inner, args, kwargs), {}
         if self._evidence is not None:
@@ -205,10 +218,19 @@ class ModelSteps:
         if fine.stray:
             # Only a watched operator can be served what it reads out of turn.
             names = ", ".join(tensors[i].name for i in fine.stray[:4])
+            if self._whole is not None:
+                raise ForwardError(
+                    f"the model cannot be one graph, since weights are read outside their block's forward: {names}; give "
+                    f"attach towers= without that block, or leave compile() out"
+                )
             self._note(
                 f"every step is watched, which is slow, since weights are read outside their block's forward: {names}; "
                 f"give attach towers= without that block"
             )
+            return
+        if self._whole is not None:
+            self._wrap_traced(self._whole)
+            self._evidence = self._take_evidence()
             return
         if self._compiled:
             self._note("blocks stay whole, since the model is compiled: a cut inside a block would cut its graph")
@@ -309,6 +331,17 @@ class ModelSteps:
                     self._overrides.set(anchor, "forward", forward)
                     anchors.add(id(anchor))
         self._spread(guarded, anchors)
+
+    def _wrap_traced(self, whole: WholeGraph) -> None:
+        """Makes each block a turn that the compiler traces."""
+        self._settled = False
+        self.restore()
+        whole.begin(self._blocks, self._ownership)
+        wrap = partial(whole.wrap, self._runtime.retired)
+        for unit, block in enumerate(self._blocks):
+            self._overrides.set(block.module, "forward", wrap(unit, self._inner[block.index]))
+        self._net.trace(self._runtime, self._overrides, wrap)
+        self._settled = True
 
     def _spread(self, guarded: dict[int, Guarded], anchors: Collection[int]) -> None:
         """Puts the net below the turns, which are complete with it."""
