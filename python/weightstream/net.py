@@ -73,12 +73,12 @@ class Net:
             if len(units) == 1 and not own and next(iter(units)) in guarded:
                 guarded[next(iter(units))].append((module.__dict__, inner))
 
-    def trace(self, runtime: Runtime, overrides: Overrides, wrap: Callable[[int, Forward], Forward]) -> None:
+    def trace(self, runtime: Runtime, overrides: Overrides, wrap: Callable[[int, Forward, Forward], Forward]) -> None:
         """Wraps all of them with turns that the compiler traces, whatever streams."""
-        for _, module, needs in self._owners:
+        for name, module, needs in self._owners:
             inner = module.forward
             for unit in {runtime.unit_of[index] for index in needs}:
-                inner = wrap(unit, inner)
+                inner = wrap(unit, inner, _wrap_owner(runtime, unit, name, inner, []))
             overrides.set(module, "forward", inner)
 
 

@@ -339,7 +339,9 @@ class ModelSteps:
         whole.begin(self._blocks, self._ownership)
         wrap = partial(whole.wrap, self._runtime.retired)
         for unit, block in enumerate(self._blocks):
-            self._overrides.set(block.module, "forward", wrap(unit, self._inner[block.index]))
+            inner = self._inner[block.index]
+            uncompiled = wrap_unit(self._runtime, unit, block.name, inner)
+            self._overrides.set(block.module, "forward", wrap(unit, inner, uncompiled))
         self._net.trace(self._runtime, self._overrides, wrap)
         self._settled = True
 

@@ -50,7 +50,9 @@ def check_whole(name: str, ownership: Ownership, roots: bool, options: Mapping[s
     if sys.modules.get("torch._inductor.config") is not None:
         refuse_freezing(name)
     if not roots:
-        raise ModelError(f"{name} is itself a block that streams: attach the model it is a block of to compile that as one graph")
+        raise ModelError(
+            f"{name} is itself a block that streams: attach the model it is a block of to compile that as one graph"
+        )
     if ownership.strangers:
         raise NotAvailableError(
             f"{name} has modules that are managed with another model, whose turns cannot be in its graph: torch.compile(model) "
@@ -89,13 +91,16 @@ class WholeGraph:
             weights = list({id(user.tensor): user.tensor for user in users if user.tensor.numel()}.values())
             self._weights[unit] = (self._turns.turn_of(unit, block.name, weights), weights)
 
-    def wrap(self, retired: list[bool], unit: int, inner: Forward) -> Forward:
-        """The forward `inner` as a turn of `unit`, or within one that is open. The compiler traces into it."""
+    def wrap(self, retired: list[bool], unit: int, inner: Forward, uncompiled: Forward) -> Forward:
+        """The forward `inner` as a turn of `unit`, or within one that is open. The compiler traces into it, and calls that are
+        not compiled, of a block or a method alone, go to `uncompiled`."""
         (turn, weights), order, opened = self._weights[unit], self._turns.order, self._opened
         enter, leave = graph_operators.enter, graph_operators.leave
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                return uncompiled(*args, **kwargs)
             if retired or unit in opened:
                 return inner(*args, **kwargs)
             opened.append(unit)

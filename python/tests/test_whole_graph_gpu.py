@@ -1,0 +1,62 @@
+"""An attached model as one graph on a GPU: the bits of the same graph with resident weights, no weight copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from attach_models import AttentionBlock, MlpBlock, Towered, assert_same_state, run, same_bits, snapshot, weight_bytes
+from torch import nn
+
+import weightstream
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can use"),
+    pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"),
+]
+
+DIM = 1024
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def model(kind: type[nn.Module]) -> Towered:
+    """A tower of some 16 MiB a block in bf16."""
+    torch.manual_seed(0)
+    return Towered([kind(DIM) for _ in range(8)], DIM).bfloat16().eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("kind", [MlpBlock, AttentionBlock])
+@pytest.mark.parametrize("share", [0.35, 0.6])
+def test_the_bits_are_those_of_the_resident_graph(share: float, kind: type[nn.Module], mode: str | None) -> None:
+    x = torch.randn(1, 64, 8, generator=torch.Generator().manual_seed(1)).bfloat16().cuda()
+    resident = torch.compile(model(kind).cuda(), fullgraph=True, mode=mode)
+    expected = [run(resident, x).clone() for _ in range(4)][-1]
+    del resident
+    torch._dynamo.reset()
+    made = model(kind)
+    state = snapshot(made)
+    budget = int(weight_bytes(made) * share)
+    with weightstream.attach(made, device="cuda", budget=budget) as attachment:
+        attachment.compile(mode=mode)
+        run(made, x)
+        run(made, x)
+        torch.cuda.synchronize()
+        before, allocated = attachment.stats(), torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(6):
+            assert same_bits(run(made, x).clone().cpu(), expected.cpu())
+        # A copy of one block's weights would show.
+        assert torch.cuda.max_memory_allocated() - allocated < weight_bytes(made.blocks[0]) // 2
+        after = attachment.stats()
+        assert after["visits"] - before["visits"] == 6 * len(made.blocks)
+        assert after["copied_bytes"] > before["copied_bytes"]
+    assert_same_state(made, state)
