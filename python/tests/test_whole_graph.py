@@ -19,7 +19,7 @@ from attach_models import (
     transformer,
 )
 from torch import nn
-from whole_models import MODELS, Alone, Indexed, Revealing, compiled_resident, seeded
+from whole_models import MODELS, Alone, Hiding, HidingProduct, Indexed, Revealing, compiled_resident, seeded
 
 import weightstream
 
@@ -28,14 +28,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
-HARD = ["tied", "twice", "unlike", "skipping", "late", "cached"]
+HARD = ["tied", "two_views", "twice", "unlike", "skipping", "late", "late_views", "scaled", "cached"]
 """Models that take the slow compiler, too."""
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
+    import torch._inductor.config
+
     fresh()
-    yield
+    with torch._inductor.config.patch(force_disable_caches=True):  # code that an older lowering made would be tested
+        yield
     torch._dynamo.reset()
 
 
@@ -290,9 +293,10 @@ def test_a_backend_that_copies_weights_is_found_out() -> None:
     assert_same_state(model, state)
 
 
+@pytest.mark.parametrize("block", [Hiding, HidingProduct])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_block_hides_is_right_or_refused(backend: str) -> None:
-    make, x = seeded(Revealing), inputs()
+def test_what_a_block_hides_is_right_or_refused(backend: str, block: type[nn.Module]) -> None:
+    make, x = seeded(lambda: Revealing(block)), inputs()
     expected = compiled_resident(make, backend, x)
     torch._dynamo.reset()
     model = make()

@@ -72,6 +72,13 @@ class Skipping(Towered):
         return self.head(x)
 
 
+class Viewing(Scaled):
+    """The same, whose result is a view of what it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).transpose(-1, -2).flip(-1).transpose(-1, -2)
+
+
 class Late(Towered):
     """The blocks do not depend on each other, and what they gave is needed at the very end."""
 
@@ -144,12 +151,20 @@ class Hiding(MlpBlock):
 class Revealing(Towered):
     """Reads what the blocks keep, at the end."""
 
-    def __init__(self) -> None:
-        super().__init__([Hiding() for _ in range(4)])
+    def __init__(self, block: type[nn.Module] = Hiding) -> None:
+        super().__init__([block() for _ in range(4)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = super().forward(x)
         return y + sum(block.hidden.sum() for block in self.blocks)
+
+
+class HidingProduct(Scaled):
+    """The same, of a pointwise product, which a compiler computes where it is used."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = x * self.gain[: x.shape[-2]]
+        return super().forward(x).transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 class Indexing(MlpBlock):
@@ -195,6 +210,7 @@ MODELS = {
     "scaled": seeded(lambda: Towered([Scaled() for _ in range(6)])),
     "skipping": seeded(lambda: Skipping([MlpBlock() for _ in range(6)])),
     "late": seeded(lambda: Late([Scaled() for _ in range(4)])),
+    "late_views": seeded(lambda: Late([Viewing() for _ in range(4)])),
     "late_mlp": seeded(lambda: Late([MlpBlock() for _ in range(4)])),
     "cached": seeded(Cached),
 }

@@ -20,7 +20,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -122,7 +122,29 @@ def define(
         library.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{namespace}::{name}", _nothing, lib=library)
         operators.append(getattr(getattr(torch.ops, namespace), name).default)
+        _lower(operators[-1])
     return library, operators[0], operators[1]
+
+
+def _lower(operator: Any) -> None:
+    """Has Inductor compute what reads the weights, and what crosses, before the operator.
+
+    It puts pointwise computations off until somebody needs them, and by itself settles those that read what an operator
+    changes only behind the operator: they would read the weights out of turn.
+    """
+    from torch._inductor import lowering
+    from torch._inductor.virtualized import V
+
+    fallback = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    def lower(turn: Any, order: Any, weights: Sequence[Any], crossing: Sequence[Any] | None = None) -> Any:
+        for weight in weights:
+            V.graph.mark_buffer_mutated(weight.get_name())
+        for value in crossing or ():
+            value.realize()
+        return fallback(turn, order, weights, *(() if crossing is None else (crossing,)))
+
+    lowering.register_lowering(operator, type_promotion_kind=None)(lower)
 
 
 def _nothing(*_: object) -> None:
