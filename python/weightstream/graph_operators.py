@@ -131,6 +131,8 @@ def _lower(operator: Any) -> None:
 
     It puts pointwise computations off until somebody needs them, and by itself settles those that read what an operator
     changes only behind the operator: they would read the weights out of turn.
+
+    Inductor keeps code on disk by what a graph calls, not by how that is lowered: who changes this renames the operators.
     """
     from torch._inductor import lowering
     from torch._inductor.virtualized import V
