@@ -22,7 +22,6 @@ from torch import nn
 from whole_models import MODELS, Alone, Hiding, HidingProduct, Indexed, Revealing, Skipping, compiled_resident, seeded
 
 import weightstream
-from weightstream.whole_graph import check_whole
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"
@@ -277,14 +276,6 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(torch, "__version__", version)
             with pytest.raises(weightstream.NotAvailableError, match="2.11 only"):
                 attachment.compile()
-
-
-def test_gpus_are_refused_until_it_has_been_shown_there() -> None:
-    with attached(mlp(), 0.5) as attachment:
-        with pytest.raises(
-            weightstream.NotAvailableError, match="emulated device only so far, and Towered is on cuda:1"
-        ):
-            check_whole("Towered", attachment._ownership, True, None, torch.device("cuda", 1))
 
 
 def test_a_backend_that_copies_weights_is_found_out() -> None:

@@ -10,7 +10,6 @@ from attach_models import AttentionBlock, MlpBlock, Towered, assert_same_state, 
 from torch import nn
 
 import weightstream
-from weightstream import whole_graph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,8 +21,7 @@ DIM = 1024
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(whole_graph, "ON_GPUS", True)  # what these tests are to show
+def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield
@@ -60,8 +58,9 @@ def test_the_bits_are_those_of_the_resident_graph(share: float, kind: type[nn.Mo
         budget = int(weight_bytes(made) * share)
         with weightstream.attach(made, device="cuda", budget=budget) as attachment:
             attachment.compile(mode=mode)
-            run(made, x)
-            run(made, x)
+            # Watched, compiled, and what CUDA graphs take to be recorded, workspaces of cuBLAS included.
+            for _ in range(5):
+                run(made, x)
             torch.cuda.synchronize()
             before, allocated = attachment.stats(), torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()

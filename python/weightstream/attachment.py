@@ -221,7 +221,7 @@ class Attachment:
         """Compiles the model in place as one graph, `torch.compile(..., fullgraph=True)` with its weights streaming.
 
         The arguments are those of `torch.compile`. The next step is watched and runs uncompiled, with whole blocks; the
-        one after it compiles. Forward only. With PyTorch 2.11 and on the emulated device, NotAvailableError elsewhere and for
+        one after it compiles. Forward only. With PyTorch 2.11, NotAvailableError elsewhere and for
         blocks of tensor subclasses; StateError with Inductor's `freezing`, and in a forward; ForwardError from a step whose graph would
         read weights out of turn. Calling it again takes the new arguments; detaching undoes it.
         """
@@ -233,7 +233,7 @@ class Attachment:
             if self._leaving:
                 raise StateError("the model is detached; compile the plain model by torch.compile")
             blocks = {id(block.module) for block in streaming_blocks(self._ownership)}
-            check_whole(name, self._ownership, id(self._model) not in blocks, options, self._runtime.target.device)
+            check_whole(name, self._ownership, id(self._model) not in blocks, options)
             settings = {"mode": mode, "dynamic": dynamic, "options": options}
             self._steps.compile(WholeGraph(name, self._runtime, backend, **settings))
 

@@ -33,21 +33,11 @@ __all__ = ["VERSION", "WholeGraph", "check_whole"]
 VERSION = "2.11"
 """The one version whose compiler is known to keep the order of turns: that which the tests run on."""
 
-ON_GPUS = False
-"""Whether one graph is offered on GPUs: not before its tests there have passed (`test_whole_graph_gpu.py`)."""
-
 Backend = Union[str, Callable[..., Any]]
 
 
-def check_whole(
-    name: str, ownership: Ownership, roots: bool, options: Mapping[str, Any] | None, device: torch.device
-) -> None:
+def check_whole(name: str, ownership: Ownership, roots: bool, options: Mapping[str, Any] | None) -> None:
     """Refuses models and settings with which one graph would not compute right. `roots` is whether the model has a step."""
-    if device.type == "cuda" and not ON_GPUS:
-        raise NotAvailableError(
-            f"compile() makes one graph of a model on the emulated device only so far, and {name} is on {device}: "
-            f"torch.compile(model) compiles its blocks one by one"
-        )
     if torch.__version__.split("+")[0].split(".")[:2] != VERSION.split("."):
         raise NotAvailableError(
             f"compile() makes one graph of a model with PyTorch {VERSION} only, the version it is tested with; this is "
