@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-import pytest
 import torch
 from lora_input_models import glora, ia3_inputs, ia3_outputs, peft_boft, peft_oft, peft_oft_matrices, peft_oft_outputs
 from offload_files import write
@@ -80,15 +79,22 @@ def model(base: str = "f32", blocks: int = 4, seed: int = 0) -> Model:
     return made
 
 
+def _q8_0(numbers: torch.Tensor) -> torch.Tensor:
+    """Blocks of 32 numbers: a scale in float16, then as many int8."""
+    groups = numbers.reshape(-1, 32)
+    scales = (groups.abs().amax(1, keepdim=True) / 127).half()
+    values = (groups / scales.float()).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat([scales.view(torch.uint8), values.view(torch.uint8)], 1)
+
+
 def _packed(kind: str, layer: nn.Linear, seed: int) -> QuantLinear:
     rows, columns = layer.weight.shape
     make = {"fp8": fp8_parts, "int8": int8_parts}.get(kind)
     if make is not None:
         packed = only(make(rows, columns, seed=seed))
         return QuantLinear.from_parts(packed.weight, packed.parts, layer.bias)
-    gguf: Any = pytest.importorskip("gguf")
-    numbers = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).numpy()
-    blocks = torch.from_numpy(gguf.quants.quantize(numbers, gguf.GGMLQuantizationType["Q8_0"]).copy())
+    numbers = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    blocks = _q8_0(numbers)
     ((weight, _),), _, _ = _native.quant_detect([("weight", "Q8_0", [rows, columns])], {}, lambda name: b"", [])
     return QuantLinear.from_parts(weight, {"weight": blocks.reshape(-1)}, layer.bias)
 

@@ -107,9 +107,16 @@ def test_no_gpu_is_neither_green_nor_red(bundle, monkeypatch, capfd):
 
 def test_skipped_tests_did_not_run(tmp_path):
     report = tmp_path / "report.xml"
-    assert run.read_report(report) == (0, 0)
+    assert run.read_report(report) == (0, 0, 0)
     report.write_text('<testsuites><testsuite tests="7" failures="1" errors="1" skipped="2"/></testsuites>')
-    assert run.read_report(report) == (3, 2)
+    assert run.read_report(report) == (3, 2, 0)
+
+
+def test_tests_for_two_gpus_are_left_out_on_one_and_no_others(tmp_path):
+    report = tmp_path / "report.xml"
+    skips = "".join(f'<testcase><skipped message="{why}"/></testcase>' for why in ("needs two GPUs", "no gguf"))
+    report.write_text(f'<testsuites><testsuite tests="5" skipped="2">{skips}</testsuite></testsuites>')
+    assert run.read_report(report) == (3, 0, 1)
 
 
 def test_packages_in_parts_are_put_together(bundle, tmp_path):
