@@ -88,7 +88,16 @@ pub fn dequantize(
     Ok(())
 }
 
-/// The decoder of a weight's format over its parts' bytes, all sizes checked.
+/// Whether a weight's numbers can be had from these parts: all are there, of the right sizes, and no index among them leads beyond what it
+/// is an index of. Who gives parts to a device asks this first: no kernel does.
+///
+/// # Errors
+/// The one that [`dequantize`] would give for any rows.
+pub fn check(weight: &QuantWeight, parts: &dyn Parts) -> Result<()> {
+    decoder(weight, parts).map(drop)
+}
+
+/// The decoder of a weight's format over its parts' bytes, all sizes and indexes checked.
 fn decoder<'a>(weight: &QuantWeight, parts: &'a dyn Parts) -> Result<Box<dyn Decode + 'a>> {
     match weight.format {
         Format::Ggml(kind) => ggml::decoder(weight, kind, parts),

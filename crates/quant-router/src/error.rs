@@ -51,6 +51,22 @@ pub enum QuantError {
         /// Bytes that the shape asks for.
         need: u64,
     },
+    /// An index of groups that names one which there is not.
+    #[error(
+        "{tensor:?} of {layer:?} puts column {column} in group {group}; there are {groups} groups, counted from 0"
+    )]
+    NoSuchGroup {
+        /// The layer.
+        layer: String,
+        /// The tensor that says which group a column is in.
+        tensor: String,
+        /// The first column that is in no group.
+        column: u64,
+        /// The group that it names.
+        group: i32,
+        /// How many groups the weight has.
+        groups: u64,
+    },
     /// A shape that blocks do not divide, or that no memory could hold.
     #[error("{layer:?} cannot have the shape {shape:?} as {format}: {why}")]
     Shape {

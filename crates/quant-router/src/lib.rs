@@ -15,7 +15,7 @@ pub mod quantize;
 mod weight;
 mod widest;
 
-pub use dequantize::{Decode, Target, dequantize};
+pub use dequantize::{Decode, Target, check, dequantize};
 pub use error::{QuantError, Result};
 pub use parts::Parts;
 pub use quantize::{QuantBuffers, QuantKind, Quantizer};

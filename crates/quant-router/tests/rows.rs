@@ -11,7 +11,8 @@ use checkpoint::{TensorInfo, TensorType};
 use common::ggml;
 use half::{bf16, f16};
 use proptest::prelude::*;
-use quant_router::{QuantError, QuantWeight, Target, dequantize};
+use quant_router::formats::{PackedInt, Words};
+use quant_router::{Format, Part, PartRole, QuantError, QuantWeight, Target, check, dequantize};
 
 /// Bytes without order: a linear congruential generator.
 fn noise(length: usize) -> Vec<u8> {
@@ -168,4 +169,56 @@ fn a_description_is_data() {
         text,
         r#"{"name":"layer.weight","shape":[2,256],"format":{"Ggml":"Q4_K"},"parts":[{"role":"Data","tensor":"layer.weight","kind":"Q4_K","shape":[2,256]}],"transforms":[]}"#
     );
+}
+
+/// A weight of zeros in words, 32 by 64 in groups of 16, whose index names these groups.
+fn indexed(words: Words, index: &[i32]) -> (QuantWeight, BTreeMap<String, Vec<u8>>) {
+    use PartRole::{Data, GroupIndex, Scale, ZeroPoint};
+    let (bits, group, zero_less_one) = (4, 16, false);
+    let format = PackedInt { bits, words, group, indexed: true, zero_less_one, symmetric: false };
+    let kinds = [(Data, "I32", 1024), (Scale, "F16", 256), (ZeroPoint, "I32", 64), (GroupIndex, "I32", 0)];
+    let part = |(role, kind, _): (PartRole, &str, usize)| Part {
+        role,
+        tensor: format!("a.{role}"),
+        kind: quant_router::kind_from_name(kind).unwrap(),
+        shape: Vec::new(),
+    };
+    let parts = kinds.map(part).to_vec();
+    let mut bytes: BTreeMap<String, Vec<u8>> =
+        kinds.iter().map(|(role, _, size)| (format!("a.{role}"), vec![0x11; *size])).collect();
+    let index = index.iter().flat_map(|group| group.to_le_bytes()).collect();
+    bytes.insert("a.index of groups".into(), index);
+    let (shape, format) = (vec![32, 64], Format::PackedInt(format));
+    (QuantWeight { name: "a.weight".into(), shape, format, parts, transforms: Vec::new() }, bytes)
+}
+
+#[test]
+fn an_index_of_groups_that_there_are_not_is_refused_by_name_before_a_number_is_written() {
+    let good: Vec<i32> = (0..64).map(|column| column * 7 % 4).collect();
+    for words in [Words::Columns, Words::Rows, Words::Along] {
+        let mut out = vec![7.0; 64];
+        let (weight, parts) = indexed(words, &good);
+        check(&weight, &parts).unwrap();
+        dequantize(&weight, &parts, 3..4, Target::F32(&mut out)).unwrap();
+        assert!(out.iter().all(|number| number.is_finite()));
+        for (column, group) in [(0, -1), (17, 4), (63, i32::MIN), (63, i32::MAX), (5, 1 << 16)] {
+            let mut index = good.clone();
+            index[column] = group;
+            let (weight, parts) = indexed(words, &index);
+            let mut out = vec![7.0; 64];
+            let refused = dequantize(&weight, &parts, 3..4, Target::F32(&mut out)).unwrap_err();
+            assert_eq!(
+                refused.to_string(),
+                format!(
+                    "\"a.index of groups\" of \"a.weight\" puts column {column} in group {group}; there are 4 groups, counted from 0"
+                )
+            );
+            assert_eq!(bits(&out), bits(&[7.0; 64]), "nothing was written");
+            assert_eq!(check(&weight, &parts), Err(refused));
+        }
+    }
+    // No index is asked for of who has none, and one too short is refused for its size first.
+    let (weight, mut parts) = indexed(Words::Columns, &good);
+    parts.insert("a.index of groups".into(), vec![0xff; 252]);
+    assert!(matches!(check(&weight, &parts), Err(QuantError::PartSize { have: 252, need: 256, .. })));
 }

@@ -146,6 +146,7 @@ def split_packed(packed: Packed, names: list[str], sizes: list[int]) -> dict[str
 
 def numbers_of(packed: Packed, dtype: torch.dtype) -> Tensor:
     """The weight as plain numbers, as inputs meet them that nobody has transformed."""
+    packed.check()
     if packed.weight.transforms:
         from ..quant.layers import QuantLinear
 

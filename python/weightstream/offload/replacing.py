@@ -40,6 +40,7 @@ def replace_layers(
         packed = sd.pop(name, None)
         if not isinstance(packed, Packed):
             continue  # another name of one that has its layer
+        packed.check()
         places = next((places for places in ties if name in places), None)
         if places is None:
             place = _place(model, name)

@@ -46,6 +46,23 @@ class Description:
             raise QuantizationError(f"{self.weight.name} has {len(self.tensors)} parts, and {len(parts)} were given")
         return {name: (part.data_ptr(), part.nbytes) for name, part in zip(self.tensors, parts)}
 
+    def check(self, parts: Sequence[Tensor], name: str) -> None:
+        """QuantizationError if a part has not the bytes that the shape asks for, or an index names groups that there are not.
+
+        `name` is the weight's in its model, for the error. What is on a device is only looked at if there is an index.
+        """
+        if any(part.is_meta for part in parts):
+            return
+        if any(part.device.type != "cpu" for part in parts):
+            if "GroupIndex" not in self.roles:
+                return
+            parts = [part.cpu() for part in parts]
+        parts = [part.contiguous() for part in parts]
+        module = name.rpartition(".")[0]
+        full = {tensor: f"{module}.{tensor}" if module else tensor for tensor in self.tensors}
+        places = {full[tensor]: place for tensor, place in self.addresses(parts).items()}
+        self.weight.renamed(name, full).dequantize(places, [(0, 0)], 0, 0, "F32")
+
     def typed(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         """The parts by role, in the types and shapes that the file gives them."""
         return {

@@ -18,7 +18,7 @@ from .. import _native
 from .._native import QuantWeight
 from ..errors import QuantizationError
 from ..spans import is_wrapper
-from .description import local, restored, row_of
+from .description import described, local, restored, row_of
 
 __all__ = ["Found", "Packed", "find", "header_of"]
 
@@ -40,6 +40,11 @@ class Packed:
     def shape(self) -> torch.Size:
         """The logical shape."""
         return torch.Size(self.weight.shape)
+
+    def check(self) -> None:
+        """QuantizationError, by the names that it has in its model, if its numbers cannot be had from its parts."""
+        known = described(self.weight.to_json())
+        known.check([self.parts[tensor] for tensor in known.tensors], self.name)
 
     @property
     def nbytes(self) -> int:

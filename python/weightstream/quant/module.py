@@ -52,7 +52,7 @@ class QuantModule(nn.Module):
         hints: Optional[Mapping[str, Tensor]] = None,
         metadata: Optional[Mapping[str, str]] = None,
     ) -> None:
-        """Registers the parts. QuantizationError if there are others than the weight describes, or of other sizes."""
+        """Registers the parts. QuantizationError for others than the weight describes, of other sizes, or that index what there is not."""
         start = weight.name.rpartition(".")[0]
         start = start + "." if start else ""
         named = {name.removeprefix(start): tensor for name, tensor in parts.items()}
@@ -71,7 +71,7 @@ class QuantModule(nn.Module):
             part = given if isinstance(given, nn.Parameter) and not given.is_floating_point() else None
             part = part if part is not None else nn.Parameter(as_bytes(given), requires_grad=False)
             self.register_parameter(attribute_of(role), part)
-        self._quant_check(weight.name)
+        described(self.quant_text).check(self._quant_parts(), weight.name)
 
     def _quant_remember(self) -> None:
         """Keeps what forwards need as plain values, which the compiler can read."""
@@ -82,14 +82,6 @@ class QuantModule(nn.Module):
         if "InputFactor" in known.roles:
             at = known.roles.index("InputFactor")
             self._quant_factor = (dtype_of_name(known.kinds[at]) or torch.float32, known.columns)
-
-    def _quant_check(self, name: str) -> None:
-        """QuantizationError, with the layer's name, if a part has not the bytes that the weight's shape asks for."""
-        parts = self._quant_parts()
-        if all(part.device.type == "cpu" for part in parts):
-            known = described(self.quant_text)
-            weight = known.weight.renamed(name, {})
-            weight.dequantize(known.addresses(parts), [(0, 0)], 0, 0, "F32")
 
     @property
     def quant_weight(self) -> QuantWeight:
@@ -198,6 +190,20 @@ class QuantModule(nn.Module):
             self.compute_dtype = probe.dtype
         return super()._apply(fn, recurse)
 
+    def _quant_refusal(self, state_dict: Mapping[str, Any], prefix: str) -> Optional[str]:
+        """Why parts that fit the layer one by one are no weight together: an index of groups that there are not. None if they are."""
+        known = described(self.quant_text)
+        if "GroupIndex" not in known.roles or any(prefix + name not in state_dict for name in known.tensors):
+            return None
+        parts = [as_bytes(state_dict[prefix + name]) for name in known.tensors]
+        if any(part.nbytes != own.nbytes for part, own in zip(parts, self._quant_parts())):
+            return None  # said of the part itself
+        try:
+            known.check(parts, f"{prefix}weight")
+        except QuantizationError as error:
+            return str(error)
+        return None
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         known = described(self.quant_text)
         for part, name, kind, shape in zip(self._quant_parts(), known.tensors, known.kinds, known.shapes):
@@ -229,6 +235,10 @@ class QuantModule(nn.Module):
         known = described(self.quant_text)
         assign = local_metadata.get("assign_to_params_buffers", False)
         rows = list(zip(known.roles, known.tensors, known.kinds, known.shapes))
+        refused = self._quant_refusal(state_dict, prefix)
+        if refused is not None:
+            error_msgs.append(refused)
+            rows = []
         for role, name, kind, shape in rows:
             given = state_dict.get(prefix + name)
             own = self._parameters[attribute_of(role)]

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use quant_kernels::{DevicePart, DeviceTarget, Family, Kernels, Launch, TargetKind, plan_pieces};
 use quant_router::{Target, dequantize};
 
-use super::Case;
+use super::{Case, words};
 
 /// Which end of its pages memory lies at: beyond it nothing is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,21 +92,28 @@ const PIECE: u64 = 4099;
 /// What decoders make of rows, as bytes; all that are no numbers are the same one.
 fn wanted(case: &Case, rows: Range<u64>, kind: TargetKind) -> Vec<u8> {
     let count = ((rows.end - rows.start) * case.weight.columns()) as usize;
-    let run = |target| dequantize(&case.weight, &case.parts, rows.clone(), target).unwrap();
+    // Decoders refuse an index of groups that there are not; kernels, which cannot, make numbers of it that are none.
+    let (parts, lost) = words::in_known_groups(case);
+    let run = |target| dequantize(&case.weight, &parts, rows.clone(), target).unwrap();
+    let columns = case.weight.columns() as usize;
+    let lost = |at: &usize| lost.contains(&(at % columns));
     match kind {
         TargetKind::F32 => {
             let mut numbers = vec![0.0_f32; count];
             run(Target::F32(&mut numbers));
+            (0..count).filter(lost).for_each(|at| numbers[at] = f32::NAN);
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
         }
         TargetKind::Bf16 => {
             let mut numbers = vec![bf16::ZERO; count];
             run(Target::Bf16(&mut numbers));
+            (0..count).filter(lost).for_each(|at| numbers[at] = bf16::NAN);
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
         }
         TargetKind::F16 => {
             let mut numbers = vec![f16::ZERO; count];
             run(Target::F16(&mut numbers));
+            (0..count).filter(lost).for_each(|at| numbers[at] = f16::NAN);
             numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
         }
     }

@@ -1,6 +1,8 @@
 //! Numbers packed in words, in shapes and groups that files rarely have: edges of tiles, groups that end among the columns of a thread or
 //! are in no order, groups that there are not.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use quant_router::formats::{PackedInt, Words};
 use quant_router::{Format, PartRole};
 
@@ -55,6 +57,25 @@ fn case(
         case.parts.insert(index, named.collect());
     }
     case
+}
+
+/// The parts with an index that names only groups that there are, and the columns that another group was named for.
+pub(crate) fn in_known_groups(case: &Case) -> (BTreeMap<String, Vec<u8>>, BTreeSet<usize>) {
+    let (mut parts, mut lost) = (case.parts.clone(), BTreeSet::new());
+    if let (Format::PackedInt(format), Some(index)) =
+        (&case.weight.format, case.weight.part(PartRole::GroupIndex))
+    {
+        let groups = case.weight.columns().div_ceil(format.group);
+        for (column, named) in
+            parts.get_mut(&index.tensor).unwrap().as_chunks_mut::<4>().0.iter_mut().enumerate()
+        {
+            if u64::from(u32::from_le_bytes(*named)) >= groups {
+                *named = [0; 4];
+                lost.insert(column);
+            }
+        }
+    }
+    (parts, lost)
 }
 
 /// All of them.

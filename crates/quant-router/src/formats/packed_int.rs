@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::numbers::{Number, part_numbers, runs};
 use crate::dequantize::{Decode, part_bytes};
-use crate::error::Result;
+use crate::error::{QuantError, Result};
 use crate::parts::Parts;
 use crate::weight::{PartRole, QuantWeight};
 
@@ -64,7 +64,7 @@ pub(crate) fn words_of(numbers: u64, bits: u32) -> Option<u64> {
     Some(numbers.checked_mul(bits.into())?.div_ceil(32))
 }
 
-/// The decoder of such a weight, all sizes checked.
+/// The decoder of such a weight, all sizes and the groups of all columns checked.
 pub(crate) fn decoder<'a>(
     weight: &QuantWeight,
     format: PackedInt,
@@ -104,9 +104,27 @@ pub(crate) fn decoder<'a>(
     let scale = part_numbers(weight, PartRole::Scale, parts, rows.saturating_mul(groups))?;
     let index =
         if format.indexed { Some(bytes(PartRole::GroupIndex, columns.saturating_mul(4))?) } else { None };
+    if let Some(index) = index {
+        known_groups(weight, index, groups)?;
+    }
     let [rows, columns, groups, row_words, column_words] =
         [rows, columns, groups, row_words, column_words].map(|count| count as usize);
     Ok(Box::new(Decoder { format, data, zero, scale, index, rows, columns, groups, row_words, column_words }))
+}
+
+/// An error if a column is in a group that there is not. A few thousand numbers, looked at each time: it costs less than decoding one
+/// row, and the index may lie in a file that was changed.
+fn known_groups(weight: &QuantWeight, index: &[u8], groups: u64) -> Result<()> {
+    let mut named = index.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+    let known = |group: i32| u64::try_from(group).is_ok_and(|group| group < groups);
+    let Some(column) = named.clone().position(|group| !known(group)) else { return Ok(()) };
+    Err(QuantError::NoSuchGroup {
+        layer: weight.name.clone(),
+        tensor: weight.needs(PartRole::GroupIndex)?.tensor.clone(),
+        column: column as u64,
+        group: named.nth(column).unwrap_or_default(),
+        groups,
+    })
 }
 
 #[derive(Debug)]
@@ -147,7 +165,7 @@ impl Decode for Decoder<'_> {
 }
 
 impl Decoder<'_> {
-    /// The group of a column; beyond them all if the file says one that there is not.
+    /// The group of a column.
     fn group(&self, column: usize) -> usize {
         match self.index {
             None => column / self.format.group.max(1) as usize,
@@ -155,7 +173,8 @@ impl Decoder<'_> {
         }
     }
 
-    /// The zero point and the scale of a group; not a number if there is no such group.
+    /// The zero point and the scale of a group; not a number if there is no such group, as where a mapped index was changed after it was
+    /// checked.
     fn range(&self, row: usize, group: usize) -> [f32; 2] {
         if group >= self.groups {
             return [0.0, f32::NAN];
