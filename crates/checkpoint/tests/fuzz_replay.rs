@@ -5,6 +5,8 @@ use std::path::Path;
 
 #[path = "../fuzz/targets/gguf_header.rs"]
 mod gguf_header;
+#[path = "../fuzz/targets/model_metadata.rs"]
+mod model_metadata;
 #[path = "../fuzz/targets/safetensors_header.rs"]
 mod safetensors_header;
 #[path = "../fuzz/targets/shard_index.rs"]
@@ -17,6 +19,11 @@ fn replay(name: &str, target: fn(&[u8])) {
 #[test]
 fn gguf_headers() {
     replay("gguf_header", gguf_header::run);
+}
+
+#[test]
+fn metadata_of_models() {
+    replay("model_metadata", model_metadata::run);
 }
 
 #[test]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Optional
@@ -19,6 +17,7 @@ from .progress import Progress
 from .quantized import Entry
 from .quantizing import carry_out, plan_quantization
 from .replacing import replace_layers
+from .warned import warn
 
 __all__ = ["apply", "expected_names"]
 
@@ -208,7 +207,7 @@ def _convert(model: nn.Module, rules: DtypeRules, progress: Progress, without: s
         f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
         f"default_dtype=torch.bfloat16 holds them"
     )
-    warnings.warn(note, stacklevel=_levels_outside())
+    warn(note)
     return [note]
 
 
@@ -222,12 +221,3 @@ def _bytes_of(tensor: Tensor) -> Any:
 def _listed(names: list[str], shown: int = _SHOWN) -> str:
     listed = ", ".join(names[:shown])
     return f"{listed} and {len(names) - shown} more" if len(names) > shown else listed
-
-
-def _levels_outside() -> int:
-    """How many calls above its caller the first one outside this package is: what a warning points at."""
-    package = __name__.partition(".")[0]
-    level, frame = 1, sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (package, "contextlib"):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -1,6 +1,7 @@
 """Where a model's configuration comes from: the file's metadata, else the paths that were given, else config.json beside.
 
-The order: the metadata of the files, `forcedConfigPath`, `defaultConfigPath`, and `config.json` next to the last file.
+The order: the metadata of the files, `forcedConfigPath`, `defaultConfigPath`, and `config.json` next to the last file. An entry in the
+metadata that cannot be read counts only where neither path is given; it is an error then.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def find_config(
 ) -> tuple[dict[str, Any], str]:
     """The configuration for a model in these files, and where it was found. ConfigError if nowhere."""
     written: list[tuple[Any, str]] = []
+    broken: Optional[CheckpointError] = None
     for path in paths:
         reader = extension_of(path)
         if reader is not None:
@@ -36,7 +38,11 @@ def find_config(
             continue
         opened = open_source(path, allow_trailing)
         for metadata in [] if isinstance(opened, list) else opened.metadata():
-            config = config_of(metadata, path)
+            try:
+                config = config_of(metadata, path)
+            except CheckpointError as error:
+                broken = broken or error
+                continue
             if config:
                 return config, f"the metadata of {path}"
         if not isinstance(opened, list):
@@ -44,6 +50,11 @@ def find_config(
     for given in (forced, default):
         if given is not None:
             return _given(given)
+    if broken is not None:
+        # The one beside may be another model's: who wants it names it.
+        raise ConfigError(
+            f"{broken}; give the right configuration as forcedConfigPath, or write the file anew"
+        ) from None
     beside = _beside(paths[-1]) if paths else None
     if beside is not None:
         return _read(beside), beside

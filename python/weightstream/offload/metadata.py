@@ -15,7 +15,15 @@ from typing import Any, Optional
 
 from ..errors import CheckpointError
 
-__all__ = ["config_of", "encoded", "quantization_config_beside", "quantization_map_of", "sibling_map", "tied_map_of"]
+__all__ = [
+    "broken_entries",
+    "config_of",
+    "encoded",
+    "quantization_config_beside",
+    "quantization_map_of",
+    "sibling_map",
+    "tied_map_of",
+]
 
 _SUFFIX = "_base64"
 _MODELOPT = {"quant_method": "modelopt"}
@@ -48,8 +56,24 @@ def tied_map_of(metadata: Mapping[str, str], source: str) -> Optional[dict[str, 
     tied = _mapping(metadata, "tied_weights_map", source)
     for kept, aliases in (tied or {}).items():
         if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-            raise CheckpointError(f"{source}: its map of tied weights gives no list of names for {kept!r}")
+            raise CheckpointError(f"{source}: tied_weights_map in its metadata gives no list of names for {kept!r}")
     return tied
+
+
+def broken_entries(metadata: Mapping[str, str], source: str) -> dict[str, str]:
+    """What is wrong with entries that plain weights can do without: the configuration and the map of tied weights, by name.
+
+    Who needs one of them is told of it as an error. Plain text under `config` may be anybody's remark and is none of these.
+    """
+    found: dict[str, str] = {}
+    for name, read in (("config", config_of), ("tied_weights_map", tied_map_of)):
+        if name == "config" and name + _SUFFIX not in metadata:
+            continue
+        try:
+            read(metadata, source)
+        except CheckpointError as error:
+            found[name] = str(error)
+    return found
 
 
 def sibling_map(path: str) -> Optional[dict[str, Any]]:
@@ -96,15 +120,16 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def _mapping(metadata: Mapping[str, str], name: str, source: str) -> Optional[dict[str, Any]]:
-    text = metadata.get(name)
+    key = name + _SUFFIX if name + _SUFFIX in metadata else name
+    text = metadata.get(key)
     try:
-        if name + _SUFFIX in metadata:
-            text = base64.b64decode(metadata[name + _SUFFIX], validate=True).decode()
+        if text is not None and key != name:
+            text = base64.b64decode(text, validate=True).decode()
         value = json.loads(text) if text else None
     except (binascii.Error, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{source}: {name} in its metadata cannot be read: {error}") from None
+        raise CheckpointError(f"{source}: {key} in its metadata cannot be read: {error}") from None
     if value is not None and not isinstance(value, dict):
         raise CheckpointError(
-            f"{source}: {name} in its metadata is a JSON {type(value).__name__}, where an object is due"
+            f"{source}: {key} in its metadata is a JSON {type(value).__name__}, where an object is due"
         )
     return value

@@ -20,10 +20,18 @@ from ..errors import CheckpointError, WeightsError
 from ..quant_router.calling import call
 from ..quant_router.registry import extension_of, metadata_text, name_of
 from ..startup.collecting import describe_checkpoint
-from .metadata import quantization_config_beside, quantization_map_of, read_json, sibling_map, tied_map_of
+from .metadata import (
+    broken_entries,
+    quantization_config_beside,
+    quantization_map_of,
+    read_json,
+    sibling_map,
+    tied_map_of,
+)
 from .pickles import is_pickle, load_pickle
 from .progress import Progress
 from .tensors import map_tensors
+from .warned import warn
 
 __all__ = ["Source", "StateDict", "as_list", "merge", "open_source", "paths_of", "read_source", "read_sources"]
 
@@ -175,12 +183,20 @@ def joined(metadata: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _both(first: str, second: str) -> str:
+    """Two descriptions of layers as one; one that cannot be read as it is, so that whoever reads it says what is wrong."""
+    one, two = _description(first), _description(second)
+    if one is None or two is None:
+        return first if one is None else second
+    return json.dumps({**one, **two, "layers": {**(one.get("layers") or {}), **(two.get("layers") or {})}})
+
+
+def _description(text: str) -> Optional[dict[str, Any]]:
     try:
-        one, two = json.loads(first), json.loads(second)
-        layers = {**(one.get("layers") or {}), **(two.get("layers") or {})}
-        return json.dumps({**one, **two, "layers": layers})
-    except (AttributeError, TypeError, ValueError):
-        return second  # whoever reads it says what is wrong
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    right = isinstance(found, dict) and isinstance(found.get("layers") or {}, dict)
+    return found if right else None
 
 
 def _united(first: Optional[dict[str, Any]], second: Optional[dict[str, Any]]) -> Optional[dict[str, Any]]:
@@ -226,14 +242,20 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool], all
     entries = [entry for entry in opened.entries() if wanted(entry[0])]
     weights, packed, copied = map_tensors(opened, entries, progress.poll)
     quantization_map, tied_map = sibling_map(path), None
+    broken: list[str] = []
     # Shards may have a map each.
     for metadata in opened.metadata():
         quantization_map = _united(quantization_map, quantization_map_of(metadata, path))
-        tied_map = _united(tied_map, tied_map_of(metadata, path))
+        wrong = broken_entries(metadata, path)
+        broken += [what for what in wrong.values() if what not in broken]
+        if "tied_weights_map" not in wrong:
+            tied_map = _united(tied_map, tied_map_of(metadata, path))
     for name, kind in packed.items():
         quantization_map = quantization_map or {}
         quantization_map.setdefault(name.removesuffix(".weight"), {"weights": kind, "activations": "none"})
-    source = Source(path, weights, quantization_map, tied_map, opened.notes(), copied, opened.files())
+    for what in broken:
+        warn(f"{what}; the weights are loaded without it")
+    source = Source(path, weights, quantization_map, tied_map, [*opened.notes(), *broken], copied, opened.files())
     source.metadata = joined(opened.metadata())
     beside = quantization_config_beside(opened.files()[0]) if opened.files() else None
     if beside is not None:

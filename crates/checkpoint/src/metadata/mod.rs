@@ -5,7 +5,7 @@ mod base64;
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
+use serde_json::Value;
 
 use crate::{CheckpointError, Result};
 
@@ -27,34 +27,43 @@ const KNOWN: [&str; 3] = [CONFIG, QUANTIZATION_MAP, TIED_WEIGHTS];
 /// metadata.set_config(r#"{"hidden_size": 64}"#)?;
 /// let stored = metadata.encode();
 /// assert_eq!(stored["config_base64"], "eyJoaWRkZW5fc2l6ZSI6IDY0fQ==");
-/// assert_eq!(ModelMetadata::decode(&stored)?.config(), Some(r#"{"hidden_size": 64}"#));
+/// assert_eq!(ModelMetadata::decode(&stored).config()?, Some(r#"{"hidden_size": 64}"#));
 /// # Ok::<(), checkpoint::CheckpointError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelMetadata {
-    /// Text, by key.
+    /// Text, by key. What ends with `_base64` and stands for no JSON is here as it was stored.
     pub text: BTreeMap<String, String>,
     json: BTreeMap<String, String>,
+    /// What is wrong with entries of ours, by their keys. One may be broken and of no use for what is asked of the file.
+    broken: BTreeMap<String, String>,
 }
 
 impl ModelMetadata {
-    /// Takes the metadata of a file apart. A key that ends with `_base64` loses that ending if JSON is behind it; for a
-    /// configuration, quantization map or tied map that is no JSON the file is refused, other keys stay text.
-    pub fn decode(stored: &BTreeMap<String, String>) -> Result<Self> {
+    /// Takes the metadata of a file apart. A key that ends with `_base64` loses that ending if JSON is behind it. A configuration,
+    /// quantization map or tied map that cannot be read is an error for who asks for it; [`ModelMetadata::broken`] names it before.
+    pub fn decode(stored: &BTreeMap<String, String>) -> Self {
         let mut metadata = Self::default();
         for (key, value) in stored {
-            let Some(name) = key.strip_suffix(SUFFIX) else {
-                metadata.text.insert(key.clone(), value.clone());
-                continue;
-            };
-            match json_behind(value) {
-                Ok(json) => metadata.json.insert(name.to_owned(), json),
-                Err(why) if KNOWN.contains(&name) => return bad(key, why),
-                Err(_) => metadata.text.insert(key.clone(), value.clone()),
-            };
+            let behind = key.strip_suffix(SUFFIX).map(|name| (name, json_of(name, value)));
+            match behind {
+                Some((name, Ok(json))) => {
+                    metadata.json.insert(name.to_owned(), json);
+                    continue;
+                }
+                Some((name, Err(why))) if KNOWN.contains(&name) => {
+                    metadata.broken.insert(key.clone(), why);
+                }
+                _ => {}
+            }
+            metadata.text.insert(key.clone(), value.clone());
         }
-        metadata.tied_weights()?;
-        Ok(metadata)
+        metadata
+    }
+
+    /// The entries that say something of the model and cannot be read: key, and what is wrong. Worth a warning to the user.
+    pub fn broken(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.broken.iter().map(|(key, why)| (key.as_str(), why.as_str()))
     }
 
     /// The metadata as a file stores it.
@@ -77,16 +86,17 @@ impl ModelMetadata {
     /// Sets JSON under any name. Refuses what is no JSON.
     pub fn set_json(&mut self, name: &str, json: impl Into<String>) -> Result<()> {
         let json = json.into();
-        if let Err(error) = serde_json::from_str::<IgnoredAny>(&json) {
+        if let Err(error) = serde_json::from_str::<Value>(&json) {
             return bad(name, error.to_string());
         }
+        self.forget(name);
         self.json.insert(name.to_owned(), json);
         Ok(())
     }
 
-    /// The model's configuration, as JSON text.
-    pub fn config(&self) -> Option<&str> {
-        self.json(CONFIG)
+    /// The model's configuration, as JSON text. An error if it is there and cannot be read.
+    pub fn config(&self) -> Result<Option<&str>> {
+        self.known(CONFIG)
     }
 
     /// Sets the model's configuration.
@@ -95,8 +105,9 @@ impl ModelMetadata {
     }
 
     /// Which modules are quantized and how, as JSON text: module → `{"weights": "qint8", "activations": "none"}`.
-    pub fn quantization_map(&self) -> Option<&str> {
-        self.json(QUANTIZATION_MAP)
+    /// An error if it is there and cannot be read.
+    pub fn quantization_map(&self) -> Result<Option<&str>> {
+        self.known(QUANTIZATION_MAP)
     }
 
     /// The format that the quantization map speaks of, such as `quanto`.
@@ -112,31 +123,55 @@ impl ModelMetadata {
     }
 
     /// Tensors that are stored once under one name and used under others too: stored name → the other names. A hint of
-    /// the writer's, to be compared with the model.
+    /// the writer's, to be compared with the model. An error if it is there and cannot be read.
     pub fn tied_weights(&self) -> Result<BTreeMap<String, Vec<String>>> {
-        let Some(json) = self.json(TIED_WEIGHTS) else { return Ok(BTreeMap::new()) };
+        let Some(json) = self.known(TIED_WEIGHTS)? else { return Ok(BTreeMap::new()) };
         serde_json::from_str(json).or_else(|error| bad(TIED_WEIGHTS, error.to_string()))
     }
 
     /// Sets the tied weights; none removes the entry.
     pub fn set_tied_weights(&mut self, tied: &BTreeMap<String, Vec<String>>) {
-        let json: serde_json::Map<_, _> = tied
-            .iter()
-            .map(|(name, others)| (name.clone(), serde_json::Value::from(others.clone())))
-            .collect();
-        if json.is_empty() {
-            self.json.remove(TIED_WEIGHTS);
-        } else {
-            self.json.insert(TIED_WEIGHTS.to_owned(), serde_json::Value::Object(json).to_string());
+        let json: serde_json::Map<_, _> =
+            tied.iter().map(|(name, others)| (name.clone(), Value::from(others.clone()))).collect();
+        self.forget(TIED_WEIGHTS);
+        if !json.is_empty() {
+            self.json.insert(TIED_WEIGHTS.to_owned(), Value::Object(json).to_string());
         }
     }
+
+    /// JSON of ours.
+    fn known(&self, name: &str) -> Result<Option<&str>> {
+        let key = format!("{name}{SUFFIX}");
+        match self.broken.get(&key) {
+            Some(why) => bad(&key, why.clone()),
+            None => Ok(self.json(name)),
+        }
+    }
+
+    /// Takes JSON away, whether or not it could be read.
+    fn forget(&mut self, name: &str) {
+        self.json.remove(name);
+        let key = format!("{name}{SUFFIX}");
+        if self.broken.remove(&key).is_some() {
+            self.text.remove(&key);
+        }
+    }
+}
+
+/// The JSON that Base64 text stands for, of the form that its name asks for.
+fn json_of(name: &str, value: &str) -> Result<String, String> {
+    let json = json_behind(value)?;
+    if name == TIED_WEIGHTS {
+        serde_json::from_str::<BTreeMap<String, Vec<String>>>(&json).map_err(|error| error.to_string())?;
+    }
+    Ok(json)
 }
 
 /// The JSON that Base64 text stands for.
 fn json_behind(value: &str) -> Result<String, String> {
     let bytes = base64::decode(value).ok_or("it is not Base64")?;
     let json = String::from_utf8(bytes).map_err(|_| "what it stands for is not UTF-8")?;
-    serde_json::from_str::<IgnoredAny>(&json).map_err(|error| error.to_string())?;
+    serde_json::from_str::<Value>(&json).map_err(|error| error.to_string())?;
     Ok(json)
 }
 
@@ -176,9 +211,10 @@ mod tests {
             "tied_weights_map_base64",
         ];
         assert_eq!(keys, wanted);
-        let again = ModelMetadata::decode(&stored).unwrap();
+        let again = ModelMetadata::decode(&stored);
         assert_eq!(again, metadata);
-        assert_eq!(again.config().unwrap(), "{\"b\": 1, \"a\": \"é\"}");
+        assert_eq!(again.broken().count(), 0);
+        assert_eq!(again.config().unwrap().unwrap(), "{\"b\": 1, \"a\": \"é\"}");
         assert_eq!(again.quantization_format(), Some("quanto"));
         assert_eq!(again.tied_weights().unwrap(), tied);
         assert_eq!(again.json("extra"), Some("[1, 2]"));
@@ -193,25 +229,43 @@ mod tests {
     }
 
     #[test]
-    fn broken_entries_of_ours_are_refused_and_others_are_text() {
+    fn a_broken_entry_of_ours_is_an_error_for_who_asks_for_it_alone() {
         for (key, value) in [
             ("config_base64", "not base64!"),
             ("config_base64", "e30"),
             ("quantization_map_base64", "/w=="),
-            ("config_base64", "e30="), // {} is fine; the next one is `{`
-            ("config_base64", "ew=="),
-            ("tied_weights_map_base64", "e30="),
+            ("config_base64", "ew=="),             // `{`
+            ("config_base64", "eyJhIjogMWU5OTl9"), // {"a": 1e999}
+            ("tied_weights_map_base64", "e30"),
             ("tied_weights_map_base64", "WzFd"), // [1]
         ] {
-            let found = ModelMetadata::decode(&stored(&[(key, value)]));
-            assert_eq!(found.is_ok(), value == "e30=", "{key} {value}: {found:?}");
-            if let Err(error) = found {
-                assert!(error.to_string().contains(key.trim_end_matches("_base64")), "{error}");
+            let title = ("title", "a");
+            let stored = stored(&[(key, value), title]);
+            let mut found = ModelMetadata::decode(&stored);
+            assert_eq!(found.text["title"], "a");
+            assert_eq!(found.encode(), stored, "it is kept as it is");
+            assert_eq!(found.broken().map(|(key, _)| key).collect::<Vec<_>>(), [key]);
+            let asked = [
+                found.config().map(drop),
+                found.quantization_map().map(drop),
+                found.tied_weights().map(drop),
+            ];
+            for (name, asked) in KNOWN.iter().zip(asked) {
+                assert_eq!(asked.is_err(), key.starts_with(name), "{key} {value}: {asked:?}");
+                assert!(asked.map_or_else(|error| error.to_string().contains(key), |()| true));
             }
+            found.set_config("{}").unwrap();
+            found.set_quantization("quanto", "{}").unwrap();
+            found.set_tied_weights(&BTreeMap::new());
+            assert_eq!(found.broken().count(), 0);
+            let tied = found.tied_weights().unwrap();
+            assert!(tied.is_empty() && !found.encode().contains_key("tied_weights_map_base64"));
         }
-        let found = ModelMetadata::decode(&stored(&[("thumbnail_base64", "/w=="), ("note", "x")])).unwrap();
+        let found =
+            ModelMetadata::decode(&stored(&[("config_base64", "e30="), ("thumbnail_base64", "/w==")]));
+        assert_eq!((found.config().unwrap(), found.broken().count()), (Some("{}"), 0));
         assert_eq!(found.text["thumbnail_base64"], "/w==");
-        assert_eq!(found.json_names().count(), 0);
+        assert_eq!(found.json_names().collect::<Vec<_>>(), ["config"]);
     }
 
     #[test]

@@ -144,7 +144,7 @@ fn model_metadata_comes_back_from_the_file() {
         "tied_weights_map_base64",
     ];
     assert!(keys.iter().all(|key| stored.contains_key(*key)) && stored.len() == keys.len() + 1, "{stored:?}");
-    let mut again = ModelMetadata::decode(&stored.into_iter().collect()).unwrap();
+    let mut again = ModelMetadata::decode(&stored.into_iter().collect());
     assert_eq!(again.text.remove("format").as_deref(), Some("pt"));
     assert_eq!(again, metadata);
 }
@@ -159,9 +159,12 @@ fn metadata_as_python_encodes_it_is_read() {
         ("tied_weights_map_base64", "eyJhLndlaWdodCI6IFsiYi53ZWlnaHQiXX0="),
     ];
     let stored = stored.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    let metadata = ModelMetadata::decode(&stored).unwrap();
-    assert_eq!(metadata.config(), Some("{\"_class_name\": \"Net\", \"name\": \"naïve\"}"));
-    assert_eq!(metadata.quantization_map(), Some(r#"{"a": {"weights": "qint8", "activations": "none"}}"#));
+    let metadata = ModelMetadata::decode(&stored);
+    assert_eq!(metadata.config().unwrap(), Some("{\"_class_name\": \"Net\", \"name\": \"naïve\"}"));
+    assert_eq!(
+        metadata.quantization_map().unwrap(),
+        Some(r#"{"a": {"weights": "qint8", "activations": "none"}}"#)
+    );
     assert_eq!(metadata.tied_weights().unwrap()["a.weight"], ["b.weight"]);
     assert_eq!(metadata.encode(), stored);
 }

@@ -94,9 +94,9 @@ impl<'a> Evidence<'a> {
         self.map.of(weight)
     }
 
-    /// What the model's configuration says of its quantization.
-    pub(super) fn config(&self) -> &QuantConfig {
-        &self.config
+    /// What the model's configuration says of its quantization, for a layer whose numbers depend on it. An error if it cannot be read.
+    pub(super) fn config(&self, layer: &str) -> Result<&QuantConfig> {
+        self.config.for_layer(layer)
     }
 
     /// What says that FP8 weights of this file have scales. None if nothing does.

@@ -19,9 +19,10 @@ impl QuantoMap {
     /// Reads the map. An error if it is there and cannot be read.
     pub(super) fn of_header(header: &Header<'_>) -> Result<Self> {
         let refuse = |why: String| QuantError::Marker { layer: "*".into(), tensor: KEY.into(), why };
-        let decoded = ModelMetadata::decode(header.metadata()).map_err(|error| refuse(error.to_string()))?;
+        let decoded = ModelMetadata::decode(header.metadata());
+        let stored = decoded.quantization_map().map_err(|error| refuse(error.to_string()))?;
         let plain = || decoded.text.get(KEY).map(String::as_str);
-        let Some(text) = decoded.quantization_map().or_else(plain) else { return Ok(Self::default()) };
+        let Some(text) = stored.or_else(plain) else { return Ok(Self::default()) };
         let Value::Object(modules) = serde_json::from_str(text).map_err(|error| refuse(error.to_string()))?
         else {
             return Err(refuse("it is no JSON object".into()));

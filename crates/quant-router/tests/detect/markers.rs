@@ -113,3 +113,30 @@ fn types_that_no_handler_knows_are_refused_where_they_are_scaled() {
         assert!(matches!(file.refused("a.weight"), QuantError::NotUnderstood { .. }), "{dtype}");
     }
 }
+
+#[test]
+fn a_configuration_that_cannot_be_read_concerns_only_layers_that_depend_on_it() {
+    for broken in ["not Base64!", "ew==", "/w==", "e30"] {
+        let broken = |file: File| file.says("config_base64", broken);
+        let plain = File::default()
+            .tensor("a.weight", "BF16", &[4, 4])
+            .tensor("b.weight", "F8_E4M3", &[4, 4])
+            .tensor("b.weight_scale", "F32", &[]);
+        let detection = broken(plain).detect().unwrap();
+        assert!(detection.plain.contains("a.weight"));
+        assert_eq!(format(&detection, "b.weight"), "FP8 with one scale");
+        let gptq = File::default()
+            .tensor("c.qweight", "I32", &[16, 64])
+            .tensor("c.qzeros", "I32", &[2, 8])
+            .tensor("c.scales", "F16", &[2, 64]);
+        let error = broken(gptq.clone()).refused("c.weight");
+        assert!(matches!(&error, QuantError::Marker { tensor, .. } if tensor == "config_base64"), "{error}");
+        // Said beside it, nothing is missing.
+        broken(gptq).says("quantization_config", r#"{"quant_method": "gptq"}"#).detect().unwrap();
+        let rows = File::default()
+            .tensor("d.weight", "U8", &[8, 64])
+            .tensor("d.weight_scale", "F8_E4M3", &[8, 8])
+            .tensor("d.weight_scale_2", "F32", &[]);
+        assert!(matches!(broken(rows).refused("d.weight"), QuantError::Marker { .. }));
+    }
+}

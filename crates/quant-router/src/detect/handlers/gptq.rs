@@ -65,7 +65,7 @@ impl Handler for Gptq {
             ));
         };
         let found = if words == Words::Columns { "gptq" } else { "awq" };
-        let config = evidence.config();
+        let config = evidence.config(weight)?;
         let contradiction = |says: String, found: String| {
             let found = format!("{found} ({})", described(data));
             QuantError::Contradiction { layer: weight.into(), says, found }

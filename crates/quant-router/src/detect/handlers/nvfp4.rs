@@ -57,7 +57,7 @@ impl Handler for NvFp4 {
         let columns = bytes.saturating_mul(2);
         let scale = tensor(header, weight, &format!("{weight}_scale"))?;
         let blocks = [rows, columns.div_ceil(BLOCK)];
-        if evidence.config().get("quant_method") == Some("modelopt") && scale.shape == blocks {
+        if scale.shape == blocks && evidence.config(weight)?.get("quant_method") == Some("modelopt") {
             return in_rows(evidence, weight, data, [rows, columns]);
         }
         if !columns.is_multiple_of(BLOCK) || scale.shape != swizzled(blocks) {
