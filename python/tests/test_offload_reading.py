@@ -158,6 +158,21 @@ def test_reading_every_byte_takes_no_memory_of_ones_own(tmp_path: Path) -> None:
     assert int(done.stdout) * 1024 < 0.05 * (tmp_path / "x.safetensors").stat().st_size
 
 
+def test_a_filter_that_no_name_begins_with_is_noted_with_the_nearest_that_one_does(tmp_path: Path) -> None:
+    tensors = {"vae.encoder.weight": torch.ones(1), "unet.weight": torch.ones(1), "unet.bias": torch.ones(1)}
+    path = write(tmp_path / "x.safetensors", tensors)
+    for filters, kept, said in (
+        (iter(["vae.", "unte."]), {"encoder.weight"}, ["begins with 'unte.'; did you mean 'unet'?"]),
+        (["vae.encodr", "zzz", "unet."], {"weight", "bias"}, ["'vae.encodr'; did you mean 'vae.encoder'?", "'zzz'"]),
+        ("VAE", set(), ["begins with 'VAE'; did you mean 'vae'?"]),
+        (["vae.", "unet.b"], {"encoder.weight", "ias"}, []),
+    ):
+        sd, _, _ = offload.load_sd(path, filters)
+        assert set(sd) == kept
+        notes = [note for note in sd.report["notes"] if "no weight whose name begins" in note]
+        assert len(notes) == len(said) and all(note.endswith(end) for note, end in zip(notes, said)), notes
+
+
 def test_maps_come_from_the_metadata(tmp_path: Path) -> None:
     metadata = {
         "quantization_format": "quanto",

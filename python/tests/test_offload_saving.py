@@ -12,7 +12,7 @@ from offload_files import Small, empty, same, small, weights
 from torch import nn
 
 import weightstream
-from weightstream import CheckpointError, ModelError, NotAvailableError, offload
+from weightstream import CheckpointError, ModelError, NotAvailableError, WeightsError, offload
 
 
 def saved(path: Path, model: nn.Module | None = None, **options: object) -> Path:
@@ -98,6 +98,29 @@ def test_filters_keep_the_weights_of_modules(tmp_path: Path) -> None:
     assert names(["blocks.1"]) == {"blocks.1.weight", "blocks.1.bias"}
     assert names(["blocks.1.weight"]) == {"blocks.1.weight", "blocks.1.bias"}
     assert names({"blocks": None}) == {f"blocks.{n}.{kind}" for n in range(3) for kind in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_a_filter_with_a_misspelled_name_is_refused_and_says_the_right_one(tmp_path: Path, quantize: bool) -> None:
+    path, model = tmp_path / "x.safetensors", small()
+    for filters, said in (
+        (["blocks.1", "block.2"], "names 1 of 2 .*: 'block.2', did you mean 'blocks.2'?"),
+        (["blocks.1", "Norm.weight", "zzz"], "names 2 of 3 .*: 'Norm.weight', did you mean 'norm.weight'?; 'zzz'$"),
+        ("blocks.1.wieght", "names 1 of 1 .*: 'blocks.1.wieght', did you mean 'blocks.1.weight'?"),
+        ({"blocks", "frequencies"}, "'frequencies'"),  # a buffer that is never saved
+        (["blocks", 3], "filter_sd has 3, which is no text"),
+    ):
+        with pytest.raises(WeightsError, match=said.replace("?", r"\?")):
+            offload.save_model(model, path, filter_sd=filters, do_quantize=quantize)
+    # Nothing was written, and nothing quantized before it was refused.
+    assert not path.exists() and type(model.blocks[0]) is nn.Linear
+    # A weight stands for its module, quantized or not.
+    offload.save_model(model, path, filter_sd=iter(["blocks.0.weight", "norm."]), do_quantize=quantize)
+    kept = set(offload.load_sd(path)[0])
+    assert {"blocks.0.bias", "norm.weight"} <= kept
+    assert all(name.startswith(("blocks.0.", "norm.")) for name in kept) and any(
+        "blocks.0.weight" in name for name in kept
+    )
 
 
 def test_an_attached_model_saves_its_true_bytes(tmp_path: Path) -> None:

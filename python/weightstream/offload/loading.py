@@ -17,7 +17,7 @@ from .dtypes import DtypeRules
 from .filling import Filling, fill
 from .progress import progress_of
 from .qtypes import QuantizationType, kind_of, qint8
-from .renaming import chosen, filtered
+from .renaming import Seen, filtered
 from .sources import StateDict, as_list, merge, paths_of, read_sources
 
 __all__ = ["fast_load_transformers_model", "load_model_data", "load_sd"]
@@ -53,10 +53,11 @@ def load_sd(
         sources = as_list(file_path)
         if not sources:
             raise WeightsError("no files were given to load weights from")
-        source = merge(read_sources(sources, progress, chosen(filters), allow_trailing))
+        filters = filters if isinstance(filters, (str, type(None))) else list(filters)
+        names = Seen(filters)
+        source = merge(read_sources(sources, progress, names.wanted, allow_trailing))
         sd = StateDict(filtered(source.sd, filters, keep_prefixes), source.report(), source.metadata)
-        if filters is not None and not sd:
-            sd.report["notes"].append(f"{source.name} has no weight whose name begins with {filters!r}")
+        sd.report["notes"] += names.unmet(source.name, source.sd)
         progress.phase("Weights Loaded", 3, 3)
         return sd, source.quantization_map, source.tied_map
     except LoadingCancelled as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Optional, Union
@@ -11,6 +10,7 @@ import torch
 
 from ..errors import ModelError
 from .amounts import check_amounts
+from .nearest import nearest
 from .progress import LoadingCallback
 from . import qint8
 
@@ -54,7 +54,7 @@ def read_parameters(given: Mapping[str, Any], ids: Collection[str]) -> Parameter
     known = [field.name for field in fields(Parameters)]
     for name in given:
         if name not in known:
-            raise TypeError(f"there is no parameter {name!r}{_nearest(name, known)}")
+            raise TypeError(f"there is no parameter {name!r}{nearest(name, known)}")
     read = Parameters(**given)
     for name in _BOOLS:
         _expect(name, getattr(read, name), isinstance(getattr(read, name), bool), "True or False")
@@ -82,7 +82,7 @@ def check_names(what: str, names: Collection[str], ids: Collection[str]) -> None
     for name in names:
         if name not in ids:
             there = ", ".join(sorted(ids))
-            raise ModelError(f"{what} names {name!r}, which is no model here{_nearest(name, ids)}; there are {there}")
+            raise ModelError(f"{what} names {name!r}, which is no model here{nearest(name, ids)}; there are {there}")
 
 
 def _check_ids(name: str, value: Any, ids: Collection[str]) -> None:
@@ -130,10 +130,3 @@ def _check_map(tenants: Any, ids: Collection[str]) -> None:
 def _expect(name: str, value: Any, right: bool, what: str) -> None:
     if not right:
         raise TypeError(f"{name} is {value!r}; give {what}")
-
-
-def _nearest(name: Any, known: Collection[str]) -> str:
-    found = difflib.get_close_matches(str(name), list(known), 1, 0.5)
-    folded = {one.lower(): one for one in known}
-    near = folded.get(str(name).lower()) or (found[0] if found else None)
-    return f"; did you mean {near!r}?" if near else ""

@@ -9,8 +9,9 @@ from typing import Any, Optional, TypeVar, Union
 from torch import Tensor
 
 from ..errors import WeightsError
+from .nearest import nearest
 
-__all__ = ["chosen", "filtered", "guessed_prefix", "preprocess", "renamed", "without_prefix"]
+__all__ = ["Seen", "filtered", "guessed_prefix", "preprocess", "renamed", "without_prefix"]
 
 Value = TypeVar("Value")
 Rules = Union[Callable[..., Any], Mapping[str, Optional[str]], None]
@@ -136,12 +137,30 @@ def guessed_prefix(names: Collection[str], expected: Collection[str]) -> Optiona
     return max(fits, key=fits.__getitem__) if fits else None
 
 
-def chosen(filters: Union[str, Iterable[str], None]) -> Optional[Callable[[str], bool]]:
-    """Whether a name begins with one of `filters`; None without any."""
-    if filters is None:
-        return None
-    prefixes = (filters,) if isinstance(filters, str) else tuple(filters)
-    return lambda name: name.startswith(prefixes)
+class Seen:
+    """The names that files have, while those that begin with one of `filters` are chosen."""
+
+    def __init__(self, filters: Union[str, Iterable[str], None]) -> None:
+        self._prefixes = None if filters is None else (filters,) if isinstance(filters, str) else tuple(filters)
+        self._names: set[str] = set()
+
+    def wanted(self, name: str) -> bool:
+        """Whether a weight of this name is chosen."""
+        if self._prefixes is None:
+            return True
+        self._names.add(name)
+        return name.startswith(self._prefixes)
+
+    def unmet(self, source: str, names: Iterable[str]) -> list[str]:
+        """A sentence for each of `filters` that no name begins with, neither one of these nor one that was asked about."""
+        known = self._names.union(names) if self._prefixes else set()
+        unmet = [prefix for prefix in self._prefixes or () if not any(name.startswith(prefix) for name in known)]
+        if unmet:
+            known |= {name[:at] for name in known for at, letter in enumerate(name) if letter == "."}
+        return [
+            f"{source} has no weight whose name begins with {prefix!r}{nearest(prefix.rstrip('.'), known)}"
+            for prefix in unmet
+        ]
 
 
 def _put(into: dict[str, Value], name: str, value: Value, was: str) -> None:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from .. import _native
 from ..errors import CheckpointError, LoadingCancelled, ModelError, NotAvailableError, WeightsError
+from ..quant.module import QuantModule
 from ..spans import is_wrapper
 from .metadata import encoded, read_json
+from .nearest import nearest
 from .packed_layers import described_layers
 from .progress import progress_of
 from ..filetypes import name_of_dtype
@@ -42,24 +44,26 @@ def save_model(
 
     config_file_path: a JSON file with the configuration to put into the file. Without it, that of a model loaded here, the
         model's own `config`, or config.json beside the file.
-    filter_sd: names of weights or modules; only the weights of these modules are saved. WeightsError if there are none.
+    filter_sd: names of weights or modules; only the weights of these modules are saved. WeightsError, with the model as it was, for a
+        name that the model has not, and if none of them has weights.
 
     The file appears whole or not at all, under this very name: what was there is replaced, a symbolic link too, and what a
     link led to is left as it is. An attached model is saved from its host bytes.
     """
     path = os.fsdecode(file_path)
+    chosen = None if filter_sd is None else _chosen(model, filter_sd)
     if do_quantize:
         quantize(model, quantizationType, quantize_exclude, path)
     progress = progress_of([path])
     try:
         progress.alone("Saving")
         described = described_layers(model)
-        kept, ties = _weights({**model.state_dict(), **described.markers}, filter_sd)
+        kept, ties = _weights({**model.state_dict(), **described.markers}, chosen)
         config = _config(model, path, config_file_path)
         maps = encoded(config=config, tied_weights_map=ties, quantization_map=described.quantization_map)
         metadata = {"format": "pt", **described.metadata, **maps}
         described.check(kept, ties, metadata)
-        if filter_sd is not None and not kept:
+        if chosen is not None and not kept:
             raise WeightsError(f"{type(model).__name__} has no weights of the modules that filter_sd names")
         total = sum(tensor.nbytes for tensor in kept.values())
         rows = [_row(name, tensor) for name, tensor in kept.items()]
@@ -82,17 +86,33 @@ def _row(name: str, tensor: Tensor) -> tuple[str, str, list[int], int, int]:
     return name, kind, shape, tensor.data_ptr(), tensor.nbytes
 
 
+def _chosen(model: nn.Module, filter_sd: Union[str, Iterable[str]]) -> tuple[str, ...]:
+    """The modules whose weights shall be saved. WeightsError for a name that is neither a module's nor a weight's."""
+    names = [filter_sd] if isinstance(filter_sd, str) else list(filter_sd)
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    weights = {name for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    weights.update(name for name, _ in model.named_parameters(remove_duplicate=False))
+    weights.update(f"{module}.weight" for module in modules if isinstance(model.get_submodule(module), QuantModule))
+    odd = next((name for name in names if not isinstance(name, str)), None)
+    if odd is not None:
+        raise WeightsError(f"filter_sd has {odd!r}, which is no text: give names of modules or weights")
+    unknown = [name for name in names if name not in weights and name.rstrip(".") not in modules]
+    if unknown:
+        known = weights | modules - {""}
+        asked = "; ".join(f"{name!r}{nearest(name, known).replace(';', ',')}" for name in unknown)
+        raise WeightsError(
+            f"filter_sd names {len(unknown)} of {len(names)} that {type(model).__name__} has neither as a module nor as a weight: {asked}"
+        )
+    return tuple({(name.rpartition(".")[0] if name in weights else name.rstrip(".")) for name in names})
+
+
 def _weights(
-    state: Mapping[str, Any], filter_sd: Union[str, Iterable[str], None]
+    state: Mapping[str, Any], chosen: Optional[tuple[str, ...]]
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """What to store, contiguous and in CPU memory, and the other names of what is stored once."""
     kept: dict[str, Tensor] = {}
     ties: dict[str, list[str]] = {}
     first: dict[Any, str] = {}
-    chosen = None
-    if filter_sd is not None:
-        names = [filter_sd] if isinstance(filter_sd, str) else filter_sd
-        chosen = tuple({(name.rpartition(".")[0] if name in state else name.rstrip(".")) for name in names})
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             continue  # extra state that a module keeps beside its tensors
