@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,24 @@ def test_a_file_changed_in_place_is_an_error_also_outside_steps(loaded: Towered,
             pass
         with pytest.raises(CheckpointError, match="x.safetensors"):
             run(loaded, inputs())
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_touched_file_is_refused_with_the_way_out_which_works(loaded: Towered, tmp_path: Path, pinned: bool) -> None:
+    expected = run(made().requires_grad_(False), inputs())
+    path = tmp_path / "x.safetensors"
+    with torch.inference_mode(), attach(loaded, pinned_memory=pinned) as attachment:
+        assert same_bits(run(loaded, inputs()), expected)
+        assert attachment.report()["in_files"]
+        os.utime(path)
+        with pytest.raises(
+            CheckpointError, match=r"x\.safetensors .*written to or touched.*load the model again"
+        ) as refused:
+            run(loaded, inputs())
+        time = str(refused.value).rpartition("touch -d ")[2]
+        subprocess.run(["touch", "-d", time.strip(), str(path)], check=True)
+        for _ in range(2):
+            assert same_bits(run(loaded, inputs()), expected)
 
 
 def test_a_file_changed_in_a_step_is_an_error_of_that_step(loaded: Towered, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file was written to, cut or extended after it was opened.
-    #[error("{} was changed after it was opened: {}; load it again", path.display(), how_changed(*was, *size))]
+    #[error("{} was changed after it was opened: {}", path.display(), how_changed(*was, *size, *written))]
     Changed {
         /// The file.
         path: PathBuf,
@@ -161,6 +161,8 @@ pub enum CheckpointError {
         was: u64,
         /// Its size now; equal where only its contents or time changed.
         size: u64,
+        /// The time of its last write when it was opened, in seconds and nanoseconds.
+        written: (i64, i64),
     },
     /// A file ends before bytes that it had when it was opened.
     #[error(
@@ -238,9 +240,12 @@ fn room(free: Option<u64>) -> String {
 }
 
 /// What is seen of a change: of one that keeps the size, only the time of the last write.
-fn how_changed(was: u64, size: u64) -> String {
+fn how_changed(was: u64, size: u64, (seconds, nanoseconds): (i64, i64)) -> String {
     if was == size {
-        return format!("it was written to, and still has {size} bytes");
+        return format!(
+            "it was written to or touched, and still has {size} bytes, which may be others; load it again, or, if only its time was \
+             changed, give it back: touch -d @{seconds}.{nanoseconds:09}"
+        );
     }
-    format!("it had {was} bytes and has {size} now")
+    format!("it had {was} bytes and has {size} now; load it again")
 }

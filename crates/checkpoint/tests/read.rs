@@ -185,6 +185,22 @@ fn a_file_that_is_written_to_after_opening_is_an_error() {
     fs::write(file.path(), vec![0; MIB + 1]).unwrap();
     let error = read_one(&file, 0, MIB, 0, &ReadOptions::default()).unwrap_err();
     assert!(matches!(error, CheckpointError::Changed { .. }), "{error}");
+    assert!(error.to_string().ends_with("1048577 now; load it again"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_touched_after_opening_is_an_error_until_it_has_its_time_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, _) = file(folder.path(), "touched", MIB);
+    let opened = fs::File::options().write(true).open(file.path()).unwrap();
+    let before = opened.metadata().unwrap().modified().unwrap();
+    opened.set_modified(before + std::time::Duration::from_secs(3)).unwrap();
+    let said = read_one(&file, 0, MIB, 0, &ReadOptions::default()).unwrap_err().to_string();
+    let since = before.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let time = format!("touch -d @{}.{:09}", since.as_secs(), since.subsec_nanos());
+    assert!(said.contains("written to or touched") && said.ends_with(&time), "{said}");
+    opened.set_modified(before).unwrap();
+    read_one(&file, 0, MIB, 0, &ReadOptions::default()).unwrap();
 }
 
 #[test]

@@ -108,7 +108,7 @@ pub enum HostError {
         message: String,
     },
     /// A file is no longer what it was when it was opened, so that its bytes may be of another model.
-    #[error("{} was changed while it is in use: {}; load the model again", path.display(), how_changed(*before, *after))]
+    #[error("{} was changed while it is in use: {}", path.display(), how_changed(*before, *after, *written))]
     FileChanged {
         /// The file.
         path: PathBuf,
@@ -116,6 +116,8 @@ pub enum HostError {
         before: Bytes,
         /// Its length now.
         after: Bytes,
+        /// The time of its last write when it was opened, in seconds and nanoseconds.
+        written: (i64, i64),
     },
     /// A file may not be page-locked where the page cache has it.
     #[error("{} cannot be locked in the page cache: {reason}", path.display())]
@@ -205,9 +207,12 @@ pub enum HostError {
 }
 
 /// What is seen of a change: of one that keeps the size, only the time of the last write.
-fn how_changed(before: Bytes, after: Bytes) -> String {
+fn how_changed(before: Bytes, after: Bytes, (seconds, nanoseconds): (i64, i64)) -> String {
     if before == after {
-        return format!("it was written to, and still has {after}");
+        return format!(
+            "it was written to or touched, and still has {after}, which may be other bytes; load the model again, or, if only its time \
+             was changed, give it back: touch -d @{seconds}.{nanoseconds:09}"
+        );
     }
-    format!("it had {before}, it has {after}")
+    format!("it had {before}, it has {after}; load the model again")
 }

@@ -77,6 +77,9 @@ impl SourceFile {
     /// Asks the system whether the file is still what it was: its length and the time of its last write. One call of the
     /// system, cheap enough for every step.
     ///
+    /// A file that was only touched is refused with those written to: nothing but reading it whole, before and after, tells them apart,
+    /// and a sample of its bytes would pass over the change of one. Who knows better gives it its time back, and it is what it was.
+    ///
     /// # Errors
     /// [`HostError::FileChanged`] if it is not.
     pub fn check_unchanged(&self) -> Result<()> {
@@ -86,7 +89,8 @@ impl SourceFile {
             return Ok(());
         }
         let (before, after) = (Bytes(self.identity.size), Bytes(now.size));
-        Err(HostError::FileChanged { path: self.path.clone(), before, after })
+        let written = self.identity.written;
+        Err(HostError::FileChanged { path: self.path.clone(), before, after, written })
     }
 
     pub(crate) fn identity(&self) -> Identity {
@@ -243,5 +247,24 @@ mod tests {
         let bytes = FileBytes::new(&opened, 3, Bytes(4)).unwrap();
         assert!(matches!(bytes.read_at(0, &mut [0; 4]), Err(HostError::FileChanged { .. })));
         std::fs::remove_file(moved).unwrap();
+    }
+
+    #[test]
+    fn a_touched_file_is_refused_with_the_way_out_and_taken_with_its_time_back() {
+        let (file, opened) = file(b"0123456789");
+        let (found, bytes) =
+            (file.as_file().metadata().unwrap(), FileBytes::new(&opened, 3, Bytes(4)).unwrap());
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+        file.as_file().set_modified(later).unwrap();
+        let said = bytes.read_at(0, &mut [0; 4]).unwrap_err().to_string();
+        let time = format!("touch -d @{}.{:09}", found.mtime(), found.mtime_nsec());
+        assert!(said.contains("written to or touched") && said.contains("load the model again"), "{said}");
+        assert!(said.ends_with(&time), "{said}");
+        file.as_file().set_modified(found.modified().unwrap()).unwrap();
+        bytes.read_at(0, &mut [0; 4]).unwrap();
+        // A cut one has no such way.
+        file.as_file().set_len(9).unwrap();
+        let said = opened.check_unchanged().unwrap_err().to_string();
+        assert!(said.ends_with("it had 10 bytes, it has 9 bytes; load the model again"), "{said}");
     }
 }

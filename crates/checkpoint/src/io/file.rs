@@ -87,6 +87,9 @@ impl OpenFile {
 
     /// An error if the file was written to, cut or extended since it was opened. One call of `fstat`. A file that was
     /// *replaced* is no error: this one is still the old one.
+    ///
+    /// One that was only touched is an error too, for nothing less than reading all of it tells it from one with other bytes: the error
+    /// says how to give it back its time.
     pub fn check_unchanged(&self) -> Result<()> {
         let now = Identity::of(&self.file);
         let (now, _) =
@@ -94,7 +97,8 @@ impl OpenFile {
         if now == self.identity {
             return Ok(());
         }
-        Err(CheckpointError::Changed { path: self.path.clone(), was: self.identity.size, size: now.size })
+        let (path, written) = (self.path.clone(), self.identity.modified);
+        Err(CheckpointError::Changed { path, was: self.identity.size, size: now.size, written })
     }
 
     /// Fills `target` from the bytes at `offset`, through the page cache. A file that ends before is an error that names
