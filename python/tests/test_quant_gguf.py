@@ -146,6 +146,36 @@ def test_true_shapes_are_restored_and_a_missing_leading_one_is_added(tmp_path: P
     assert any("pad_token" in note for note in model._weightstream_load["notes"])
 
 
+@pytest.mark.parametrize("shape", [(8, 4, 3, 3), (8, 32, 3, 3), (4, 8, 9), (2, 2, 2, 4, 9)])
+def test_blocks_of_a_flattened_convolution_are_all_there_in_its_true_shape(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    elements = torch.Size(shape).numel()
+    packed, numbers = blocks("Q8_0", elements // 32, 32)
+    path = gguf_file(
+        tmp_path / "x.gguf", {"conv.weight": (packed, "Q8_0")}, {"comfy.gguf.orig_shape.conv.weight": list(shape)}
+    )
+    sd, kinds, _ = offload.load_sd(path)
+    assert sd["conv.weight"].nbytes == packed.nbytes and kinds == {"conv": {"weights": "Q8_0", "activations": "none"}}
+    assert sd.quantized()["conv.weight"].shape == list(shape)
+    held = {4: nn.Conv2d, 3: nn.Conv1d}.get(len(shape))
+    if held is None:
+        model = nn.ModuleDict({"conv": nn.Module()})
+        model["conv"].weight = nn.Parameter(torch.zeros(shape))
+    else:
+        model = nn.ModuleDict({"conv": held(shape[1], shape[0], shape[2:], bias=False)})
+    offload.load_model_data(model, path, default_dtype=torch.float32)
+    assert torch.equal(model["conv"].weight + 0, numbers.view(shape))
+    if len(shape) == 4:
+        image = torch.randn(1, shape[1], 5, 5)
+        assert torch.equal(model["conv"](image), nn.functional.conv2d(image, numbers.view(shape)))
+    wrong = nn.ModuleDict({"conv": nn.Linear(elements // shape[0], shape[0], bias=False)})
+    with pytest.raises(QuantizationError) as refused:
+        offload.load_model_data(wrong, path)
+    linear = [shape[0], elements // shape[0]]
+    assert str(refused.value) == f"conv.weight, Q8_0, has the shape {list(shape)} in the file and {linear} in the model"
+
+
 def test_names_of_a_language_model_are_found_and_missing_numbers_named(tmp_path: Path) -> None:
     packed, _ = blocks("Q8_0", 64, 64)
     path = gguf_file(tmp_path / "x.gguf", {"token_embd.weight": (packed, "Q8_0")}, {}, "llama")

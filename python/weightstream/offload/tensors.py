@@ -25,7 +25,8 @@ def map_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str], int]:
     """The tensors of a checkpoint that `entries` describe.
 
-    Returns them, the block formats of those that are packed (shown as raw bytes, a row of blocks a row), and how many
+    Returns them, the block formats of those that are packed (shown as raw bytes, a row of blocks a row, or all in one
+    where blocks run over the ends of rows), and how many
     bytes were copied because they are not aligned. `poll` is called with the share that is done, and may raise.
     """
     tensors: dict[str, Tensor] = {}
@@ -71,4 +72,6 @@ def _layout(
     rows = 1
     for size in shape[:-1]:
         rows *= size
+    if rows and nbytes % rows:
+        return torch.uint8, [nbytes]  # a flattened convolution, say: no row has whole blocks
     return torch.uint8, [*shape[:-1], nbytes // rows if rows else 0]
