@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import QuantizationError
+from ..errors import QuantizationError, WeightsError
 from ..quant.finding import Packed
 from ..quant.rows import take_rows
+from .gguf_config import whole_number
 from .quantized import Entry
 
 __all__ = ["fitted", "transformers_names"]
@@ -77,6 +78,10 @@ def transformers_names(
             entry = entry - 1
         if isinstance(entry, Packed):
             entry = Packed(renamed, entry.weight, entry.parts, entry.handler, entry.hints, entry.metadata)
+        if renamed in result:
+            raise WeightsError(
+                f"{name} would be named {renamed}, as models of transformers have it, and so is another weight"
+            )
         result[renamed] = entry
     if not any(name in expected for name in result):
         # Some classes keep the language model one level deeper, or leave the head out.
@@ -110,11 +115,11 @@ def _llama(name: str, entry: Entry, metadata: Mapping[str, str]) -> Entry:
     inside = _BLOCK.fullmatch(name)
     if inside is None or inside[2] not in ("attn_q", "attn_k"):
         return entry
-    heads = _number(metadata, "llama.attention.head_count")
+    heads = whole_number(metadata.get("llama.attention.head_count", ""))
     if inside[2] == "attn_k":
-        heads = _number(metadata, "llama.attention.head_count_kv") or heads
-    rows = entry.shape[0]
-    if not heads or rows % (2 * heads):
+        heads = whole_number(metadata.get("llama.attention.head_count_kv", "")) or heads
+    rows = entry.shape[0] if entry.shape else 0
+    if not heads or not rows or rows % (2 * heads):
         raise QuantizationError(f"{name} has {rows} rows, which are no pairs of {heads} heads, as its file says")
     order = torch.arange(rows, device="cpu").view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
     if isinstance(entry, Tensor):
@@ -125,8 +130,3 @@ def _llama(name: str, entry: Entry, metadata: Mapping[str, str]) -> Entry:
             f"{name}, {entry.weight.format}, shares bytes between rows, and they must be put in order"
         )
     return taken
-
-
-def _number(metadata: Mapping[str, str], key: str) -> Optional[int]:
-    text = metadata.get(key, "")
-    return int(text) if text.isdigit() else None
