@@ -132,6 +132,7 @@ def test_memory_given_back_before_the_end_counts() -> None:
     result = enable(model, build=True)
     result._profile.meter = script
     with result.profile_run() as report:
+        resident(model, TOKENS)
         script.inside = True
         # Until the sampler has asked, however slow this machine is.
         while result._profile.region.sampled() < 12 * GIB:
@@ -178,7 +179,7 @@ def test_name_and_class_are_the_identity_and_nothing_else_is(folder: Path) -> No
     other = Other()
     result = enable(other, build=True)
     with result.profile_run():
-        pass
+        resident(other, torch.zeros(1, 512))
     ddo.remove_dynamic_offload(other)
     files = {path.name for path in folder.glob("*.json")}
     assert len(files) == 3
@@ -270,8 +271,9 @@ def test_one_region_a_device_at_a_time() -> None:
             pass
         with pytest.raises(RuntimeError, match="measured already"), results[0].profile_run():
             pass
+        resident(first, TOKENS)
     with results[1].profile_run() as report:
-        pass
+        resident(second, TOKENS)
     assert report["status"] == "saved"
     for model in (first, second):
         ddo.remove_dynamic_offload(model)

@@ -196,6 +196,23 @@ def test_a_probe_that_fails_falls_back_to_safe_for_good(error: Exception, peak: 
     assert advice["profile_measurement_kind"] == "sdnq_baseline_safe" and "sdnq_probe_resident_budget_gb" not in advice
 
 
+def test_a_probe_in_which_nothing_ran_is_tried_again(peak: Any, folder: Path) -> None:
+    peak(20)
+    run(True)
+    (path,) = folder.glob("*.json")
+    before = path.read_bytes()
+    model = packed()
+    result = enable(model, profile_name="w")
+    with pytest.warns(RuntimeWarning, match="nothing of this"), result.profile_run() as report:
+        pass
+    assert report["status"] == "unmeasured" and path.read_bytes() == before
+    assert result.event_payload["resident_module_budget_bytes"] == 3 * GIB
+    with pytest.raises(RuntimeError, match="taken off inside"), result.profile_run():
+        ddo.remove_dynamic_offload(model)
+    assert path.read_bytes() == before
+    assert run()[1] == [3, 6, 6]
+
+
 def test_an_interrupted_probe_is_tried_again(peak: Any, folder: Path) -> None:
     peak(20)
     run(True)

@@ -100,6 +100,11 @@ class Attachment:
         """Whether the model is attached still."""
         return not self._detached
 
+    @property
+    def failed_steps(self) -> int:
+        """How many of the model's steps ended with an error; `stats()["steps"]` counts all that began."""
+        return self._runtime.failed_steps
+
     def detach(self) -> nn.Module:
         """Gives the plain CPU model back: same objects, same bits, ties and requires_grad as before. Blocks.
 

@@ -99,6 +99,8 @@ class Runtime:
         """What is done to the arguments of its root and of hooked methods."""
         self.closing = False
         """Whether the model is being given back: no forward may begin, and until all of it is done none will."""
+        self.failed_steps = 0
+        """Steps that began and ended with an error."""
         self.held: dict[int, int] = {}
         """How often each owned tensor is held by `resident`."""
         self.copied: set[int] = set()

@@ -75,6 +75,7 @@ def wrap_root(runtime: Runtime, name: str, inner: Forward, steps: Steps) -> Forw
             else:
                 result = steps.run(inner, args, kwargs)
         except BaseException as error:
+            runtime.failed_steps += 1
             runtime.recover()
             if preloading is not None:
                 preloading.failed(error)

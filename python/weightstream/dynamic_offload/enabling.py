@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Union
 
 import torch
@@ -23,6 +24,7 @@ from .results import DynamicOffloadApplyResult
 from .routes import CONVOLUTION, DYNAMIC, GROUP, NONE, choose, has_sdnq_layers
 from .settings import DynamicOffloadSettings, load_dynamic_offload_settings_from_env, with_config
 from .state import Applied, get_dynamic_offload_state, mark, remove_dynamic_offload
+from .watching import watched
 
 __all__ = ["enable_offload", "enable_pipeline_offload"]
 
@@ -229,6 +231,7 @@ def _dynamic(result: DynamicOffloadApplyResult, config: DynamicOffloadConfig, ma
         current.append(dynamic)
         result.hook = dynamic.attachment
         profile.meter = DeviceMeter(dynamic.attachment._runtime.target)
+        profile.watch = partial(watched, dynamic.attachment, bool(dynamic.units))
         result.event_payload.update(dynamic.setup())
 
     def remove() -> None:

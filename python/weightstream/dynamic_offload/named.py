@@ -7,13 +7,15 @@ try, set-up applies the safe one, and the next `profile_run` tries the other, me
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from ..levels import levels_outside
 from .calibration import GIB, BusyError, Measured, Meter, Region
 from .config import DynamicOffloadConfig
 from .profiles import (
@@ -22,6 +24,7 @@ from .profiles import (
     load_dynamic_offload_profile,
     record_dynamic_offload_profile,
 )
+from .watching import Ran
 
 __all__ = ["NamedProfile"]
 
@@ -33,6 +36,10 @@ MOST_PROBED = 6.0
 """GiB that are tried at most, unless the cap says otherwise."""
 _DIGITS = 4
 """Digits of a recommendation in GiB."""
+
+
+class _TakenOffError(RuntimeError):
+    """The module is no longer offloaded."""
 
 
 @dataclass
@@ -49,6 +56,8 @@ class NamedProfile:
     meter: Meter | None = None
     stream: Callable[[float], None] | None = None
     """Streams the module with another resident budget."""
+    watch: Callable[[], AbstractContextManager[Ran]] | None = None
+    """Watches whether anything of the module runs."""
     region: Region | None = None
     _probe: tuple[float, float] | None = None
     """What is to be tried, and what is safe."""
@@ -124,19 +133,20 @@ class NamedProfile:
 
     @contextmanager
     def _calibrated(self) -> Iterator[dict[str, Any]]:
+        assert self.meter is not None and self.watch is not None
         self.region = Region(self.meter)
-        with self.region.measure() as measured:
+        with self.watch() as ran, self.region.measure() as measured:
             self._ran = True
             try:
                 yield self.report
-                if self.stream is None:
-                    raise RuntimeError(
-                        "the offload was taken off inside the region: nothing was measured, nothing is kept"
-                    )
+                self._check_on()
             except BaseException:
                 self.report["status"] = "failed"
                 self._ran = False
                 raise
+        if not ran():
+            self._unmeasured()
+            return
         safe = round(measured.room(self.headroom_gb), _DIGITS)
         advice: dict[str, Any] = {"resident_module_budget_gb": safe, "profile_measurement_kind": BASELINE}
         if self.execution_mode == "sdnq_runtime":
@@ -150,25 +160,44 @@ class NamedProfile:
     @contextmanager
     def _probed(self) -> Iterator[dict[str, Any]]:
         """Tries the larger budget. Where that fails, the safe one is back, on the module and in the profile."""
-        assert self._probe is not None and self.stream is not None
+        assert self._probe is not None and self.stream is not None and self.meter is not None and self.watch is not None
         probe, safe = self._probe
         fallback = {"resident_module_budget_gb": safe, "profile_measurement_kind": SAFE}
         try:
             self.stream(probe)
             self.region = Region(self.meter)
-            with self.region.measure() as measured:
+            with self.watch() as ran, self.region.measure() as measured:
                 self._ran = True
                 yield self.report
+                self._check_on()
         except BaseException as error:
             self.report["status"] = "failed"
             if self.stream is not None:
                 self.stream(safe)
-            if isinstance(error, Exception) and not isinstance(error, BusyError):
+            if isinstance(error, Exception) and not isinstance(error, (BusyError, _TakenOffError)):
                 self._keep(None, fallback, "failed")
             raise
+        if not ran():
+            self.stream(safe)
+            self._unmeasured()
+            return
         over = max(0, measured.peak - (measured.total - int(self.headroom_gb * GIB)))
         settled = round(max(0.0, probe - over / GIB), _DIGITS)
         self._keep(measured, {"resident_module_budget_gb": settled, "profile_measurement_kind": PROBED}, "saved")
+
+    def _check_on(self) -> None:
+        if self.stream is None:
+            raise _TakenOffError("the offload was taken off inside the region: nothing was measured, nothing is kept")
+
+    def _unmeasured(self) -> None:
+        """Says that nothing of the module ran to its end. What is kept stays as it is, and the region may be run again."""
+        self._ran = False
+        reason = (
+            f"nothing of this {type(self.module).__name__} ran to its end inside profile_run(), so nothing was measured and the "
+            f"profile {self.name!r} is as it was; run the workload inside the region"
+        )
+        self.report.update(status="unmeasured", reason=reason)
+        warnings.warn(f"a workload's profile: {reason}", RuntimeWarning, stacklevel=levels_outside())
 
     def _keep(self, measured: Measured | None, advice: dict[str, Any], status: str) -> None:
         advice = {**advice, "execution_mode": self.execution_mode}

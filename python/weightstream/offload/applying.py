@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Optional
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import WeightsError
+from ..levels import levels_outside
 from ..quant.module import QuantModule
 from ..quant_router.merging import Foreign
 from .dtypes import Converter, DtypeRules
@@ -17,7 +19,6 @@ from .progress import Progress
 from .quantized import Entry
 from .quantizing import carry_out, plan_quantization
 from .replacing import replace_layers
-from .warned import warn
 
 __all__ = ["apply", "expected_names"]
 
@@ -207,7 +208,7 @@ def _convert(model: nn.Module, rules: DtypeRules, progress: Progress, without: s
         f"{count} values of {_listed(list(convert.overflows))} are too large for float16 and became infinite; "
         f"default_dtype=torch.bfloat16 holds them"
     )
-    warn(note)
+    warnings.warn(note, stacklevel=levels_outside())
     return [note]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from .._native import Checkpoint, QuantWeight
 from ..errors import CheckpointError, WeightsError
+from ..levels import levels_outside
 from ..quant_router.calling import call
 from ..quant_router.registry import extension_of, metadata_text, name_of
 from ..startup.collecting import describe_checkpoint
@@ -31,7 +33,6 @@ from .metadata import (
 from .pickles import is_pickle, load_pickle
 from .progress import Progress
 from .tensors import map_tensors
-from .warned import warn
 
 __all__ = ["Source", "StateDict", "as_list", "merge", "open_source", "paths_of", "read_source", "read_sources"]
 
@@ -254,7 +255,7 @@ def _read_path(path: str, progress: Progress, wanted: Callable[[str], bool], all
         quantization_map = quantization_map or {}
         quantization_map.setdefault(name.removesuffix(".weight"), {"weights": kind, "activations": "none"})
     for what in broken:
-        warn(f"{what}; the weights are loaded without it")
+        warnings.warn(f"{what}; the weights are loaded without it", stacklevel=levels_outside())
     source = Source(path, weights, quantization_map, tied_map, [*opened.notes(), *broken], copied, opened.files())
     source.metadata = joined(opened.metadata())
     beside = quantization_config_beside(opened.files()[0]) if opened.files() else None
