@@ -179,13 +179,13 @@ def test_every_route_gives_the_same_bits_and_is_taken_off(route: str) -> None:
     model = plain()
     expected = resident(model, TOKENS)
     before = {name: (p.data_ptr(), id(p)) for name, p in model.named_parameters()}
+    options: dict[str, Any] = {"route": route, "execution_device": "host", "environ": {}}
+    options.update({} if route in ("group", "none") else {"small_tensor_threshold_bytes": 0})
     for _ in range(2):
-        result = ddo.enable_offload(
-            model, route=route, execution_device="host", environ={}, small_tensor_threshold_bytes=0
-        )
+        result = ddo.enable_offload(model, **options)
         assert same(model, expected) and result.metrics_snapshot().as_dict()["route"] == result.route
         # A second call replaces the first.
-        ddo.enable_offload(model, route=route, execution_device="host", environ={}, small_tensor_threshold_bytes=0)
+        ddo.enable_offload(model, **options)
         assert same(model, expected)
         ddo.remove_dynamic_offload(model)
         ddo.remove_dynamic_offload(model)

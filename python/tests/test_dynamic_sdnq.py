@@ -130,7 +130,8 @@ def test_packed_tensors_are_units_and_dense_layers_stay() -> None:
 
 
 def test_auto_takes_groups_without_a_profile_and_calibrates_with_one() -> None:
-    assert enable(packed(), apply_hook=False).route == "diffusers_group_offload"
+    with pytest.warns(RuntimeWarning, match="small_tensor_threshold_bytes of model has no effect"):
+        assert enable(packed(), apply_hook=False).route == "diffusers_group_offload"
     assert enable(packed(), apply_hook=False, profile_name="w").route == "dynamic_offload"
     assert enable(packed(), apply_hook=False, profile_name="w", build_profile=True).route == "dynamic_offload"
     with pytest.raises(ValueError, match="quantized by SDNQ"):

@@ -32,6 +32,7 @@ _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "cache_plan": ((True,), "a plan takes milliseconds and is made anew for every module"),
     "auto_vram_headroom_gb": ((0.0,), "residents come from a calibration, whose headroom is profile_vram_headroom_gb"),
     "auto_full_pin_min_model_to_vram_ratio": ((4.0,), "all is page-locked that the limits allow, at any ratio"),
+    "profile_resident_module_budget_gb": ((0.0,), "a profile is applied by its profile_name, at set-up"),
 }
 """Fields whose other values would change nothing, what is taken (defaults, and those of presets), and why."""
 _AMOUNTS = (

@@ -20,7 +20,8 @@ from .calibration import GIB
 from .config import DynamicOffloadConfig, checked
 from .convolution_calls import Call, Copies
 from .convolution_checks import CONVOLUTIONS, preflight
-from .linear import compute_device, leaves
+from .linear import compute_device, leaves, pin_budget
+from .selecting import select_pinned
 
 __all__ = ["ConvolutionOffload", "configuration", "offload_convolutions"]
 
@@ -76,19 +77,22 @@ class ConvolutionOffload:
         convolutions = {id(part): part for part in module.modules() if isinstance(part, CONVOLUTIONS)}
         linear = leaves(module, config).streamed
         others = [leaf for _, leaf in linear if id(leaf) not in convolutions]
+        parts = [*((part, True) for part in convolutions.values()), *((leaf, False) for leaf in others)]
+        sizes = [sum(weight.nbytes for weight in _weights(part).values()) for part, _ in parts]
+        self.pinning = pin_budget(config, sum(sizes))
+        chosen = select_pinned(sizes, self.pinning["budget_bytes"], config.pin_weight_selection)
         try:
-            for part in convolutions.values():
-                self._wrap(part, "convolution_parameter", strict=True)
-            for leaf in others:
-                self._wrap(leaf, "linear_parameter", strict=False)
+            for number, (part, is_convolution) in enumerate(parts):
+                label = "convolution_parameter" if is_convolution else "linear_parameter"
+                self._wrap(part, label, is_convolution, number in chosen)
             self._place()
         except BaseException:
             self._undo()
             raise
 
-    def _wrap(self, part: nn.Module, label: str, strict: bool) -> None:
-        weights = {name: p for name, p in part.named_parameters(recurse=False) if name != "bias"}
-        if self._pin:
+    def _wrap(self, part: nn.Module, label: str, strict: bool, lock: bool) -> None:
+        weights = _weights(part)
+        if self._pin and lock:
             for parameter in weights.values():
                 self._page_lock(parameter)
         call = Call(part, weights, self.device, self.copies[label], strict)
@@ -163,6 +167,7 @@ class ConvolutionOffload:
             "convolutions": len(convolutions),
             "linear_layers": len(self.calls) - len(convolutions),
             "placed_tensors": len(self._placed),
+            "pinning": dict(self.pinning),
             "setup_runtime": {"linear_weight_pin": dict(self.pins)},
         }
 
@@ -175,6 +180,11 @@ class ConvolutionOffload:
             "bytes_by_placement": {"offloaded": weights, "base": sum(p.source.nbytes for p in self._placed)},
             "copy_runtime": {label: copies.as_dict() for label, copies in self.copies.items() if copies.calls},
         }
+
+
+def _weights(part: nn.Module) -> dict[str, nn.Parameter]:
+    """What comes to the device for a call and leaves after it."""
+    return {name: parameter for name, parameter in part.named_parameters(recurse=False) if name != "bias"}
 
 
 def insist(work: Callable[[], None]) -> None:

@@ -18,12 +18,14 @@ from .calibration import DeviceMeter
 from .config import DynamicOffloadConfig, checked, unknown
 from .convolution import configuration as convolution_configuration
 from .convolution import offload_convolutions
+from .modules import modules_of
 from .named import NamedProfile
 from .presets import effective_preset
 from .results import DynamicOffloadApplyResult
-from .routes import CONVOLUTION, DYNAMIC, GROUP, NONE, choose, has_sdnq_layers
+from .routes import CONVOLUTION, DYNAMIC, GROUP, choose, has_sdnq_layers
 from .settings import DynamicOffloadSettings, load_dynamic_offload_settings_from_env, with_config
 from .state import Applied, get_dynamic_offload_state, mark, remove_dynamic_offload
+from .unused import given_fields, say, unused_arguments, unused_fields, unused_options
 from .watching import watched
 
 __all__ = ["enable_offload", "enable_pipeline_offload"]
@@ -70,7 +72,8 @@ def enable_offload(
     the argument, what `settings.component_policies` say of the component, what the environment says of it, what the preset
     says of it, or chosen. A profile's name never changes it.
 
-    Further arguments are fields of `DynamicOffloadConfig`; TypeError for others, on every route. A module that is offloaded
+    Further arguments are fields of `DynamicOffloadConfig`; TypeError for others, on every route. What was asked for and has no
+    effect on the module's route is a RuntimeWarning and under "unused" in the result's `event_payload`. A module that is offloaded
     already is so anew: the earlier offload is off from then on. Refused for its arguments, it stays as it was; where setting up fails
     after that, and where `record_event` raises, it is not offloaded.
     """
@@ -98,6 +101,7 @@ def enable_offload(
     effective_preset(preset)
     environ = (os.environ if environ is None else environ) if use_environment else {}
     given = config is not None
+    whose = "settings" if settings is not None else "configuration" if given else None
     if settings is None:
         settings = load_dynamic_offload_settings_from_env(
             execution_device=execution_device,
@@ -110,12 +114,15 @@ def enable_offload(
     manual = (given and config.resident_module_budget_gb > 0) or settings.manual_budget
     own = config_overrides.get("resident_module_budget_gb", 0)
     manual = manual or (isinstance(own, (int, float)) and own > 0)  # other types are refused with the other fields
+    said = given_fields(config if given else None, config_overrides, settings)
+    if str(offload_device) != "cpu":
+        config_overrides = {"offload_device": offload_device, **config_overrides}
     if execution_device != _CUDA:
         config_overrides = {"execution_device": execution_device, **config_overrides}
-    named = {name: value for name, value in config_overrides.items() if name in _PROFILE}
+    named = {name: value for name, value in config_overrides.items() if name in {*_PROFILE, "execution_mode"}}
     plain = not given and group_offload is None and dynamic_offload is None
-    plain = plain and not set(config_overrides) - _PROFILE - {"execution_device"}
-    profiled = checked(config, **{**named, "build_profile": False})
+    plain = plain and not set(config_overrides) - _PROFILE - {"execution_device", "offload_device"}
+    profiled = checked(config, **{**named, **_UNBUILT})
     chosen = choose(
         module,
         component,
@@ -125,6 +132,7 @@ def enable_offload(
         route=route,
         group_offload=group_offload,
         dynamic_offload=dynamic_offload,
+        convolutions=bool(config_overrides.get("linear_convolution_offload", config.linear_convolution_offload)),
         plain=plain,
     )
     build = bool(config_overrides.get("build_profile", config.build_profile))
@@ -140,12 +148,29 @@ def enable_offload(
     else:
         config = checked(config, **config_overrides)
     settings = with_config(settings, **{name: getattr(config, name) for name in _fields(config)})
+    asked = {
+        "offload_type": offload_type,
+        "use_stream": use_stream,
+        "record_stream": record_stream,
+        "low_cpu_mem_usage": group_low_cpu_mem_usage,
+        "num_blocks_per_group": num_blocks_per_group,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    used: dict[str, Any] = {}
+    if chosen.route == GROUP and apply_hook:
+        used = group.resolved(config, {"low_cpu_mem_usage": low_cpu_mem_usage, **chosen.options, **asked})
+    unused = {**unused_arguments(preset, running_on_wsl, whose), **unused_fields(chosen, said, config_overrides)}
+    if chosen.route != GROUP or apply_hook:
+        unused.update(unused_options(chosen, asked, used))
+    say(unused, component)
     _take_off(module, apply_hook)
     start = time.perf_counter()
     result = DynamicOffloadApplyResult(
         module, settings=settings, route=chosen.route, should_move_to_execution_device=False
     )
     result.event_payload = {"component": component, "route": chosen.route, "route_source": chosen.source}
+    if unused:
+        result.event_payload["unused"] = unused
     if not apply_hook:
         result.event_payload["applied"] = False
         result.should_move_to_execution_device = True
@@ -158,19 +183,11 @@ def enable_offload(
         result.event_payload.update(result.hook.setup())
         result._profile = NamedProfile.of(module, config)
     elif chosen.route == GROUP:
-        options = {
-            "offload_type": offload_type,
-            "use_stream": use_stream,
-            "record_stream": record_stream,
-            "low_cpu_mem_usage": group_low_cpu_mem_usage,
-            "num_blocks_per_group": num_blocks_per_group,
-        }
-        options = {**chosen.options, **{name: value for name, value in options.items() if value is not None}}
-        result._applied, used = group.offload(module, config, {"low_cpu_mem_usage": low_cpu_mem_usage, **options})
+        result._applied = group.offload(module, config, used)
         result.event_payload.update(used)
     else:
         module.to(linear.compute_device(config.execution_device))
-    if config.profile_name.strip() and chosen.route in (GROUP, NONE):
+    if config.profile_name.strip() and chosen.route != DYNAMIC:
         result.event_payload["profile_unused"] = f"the route {chosen.route} has no resident budget"
     result.event_payload["seconds"] = time.perf_counter() - start
     if config.verbose:
@@ -261,17 +278,9 @@ def enable_pipeline_offload(
     record_event: Any | None = None,
     **config_overrides: Any,
 ) -> dict[str, DynamicOffloadApplyResult]:
-    """`enable_offload` for each module of a pipeline, under its component's name; for all of them or for none."""
-    if isinstance(components, Mapping):
-        modules = dict(components)
-    else:
-        own = getattr(pipeline, "components", None) or vars(pipeline)
-        modules = {name: part for name, part in own.items() if isinstance(part, nn.Module)}
-        if components is not None:
-            missing = sorted(set(components) - set(modules))
-            if missing:
-                raise ValueError(f"the pipeline has no module {', '.join(missing)}; it has {', '.join(modules)}")
-            modules = {name: modules[name] for name in components}
+    """`enable_offload` for each module of a pipeline, under its component's name; for all of them or for none. `pipeline` is an
+    object with modules, or a dictionary of them by name."""
+    modules = modules_of(pipeline, components)
     results: dict[str, DynamicOffloadApplyResult] = {}
     try:
         for name, module in modules.items():

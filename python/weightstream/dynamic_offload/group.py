@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,19 +15,14 @@ from .linear import compute_device
 from .routes import GROUP
 from .state import Applied
 
-__all__ = ["offload"]
+__all__ = ["offload", "resolved"]
 
 _HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_group_offloading")
 
 
-def offload(module: nn.Module, config: DynamicOffloadConfig, options: dict[str, Any]) -> tuple[Applied, dict[str, Any]]:
-    """Applies it. Also returns the options that were used."""
-    try:
-        from diffusers.hooks import apply_group_offloading
-    except ImportError:
-        raise NotAvailableError("the route diffusers_group_offload needs the package diffusers") from None
-    onload = compute_device(config.execution_device)
-    streams = onload.type == "cuda"
+def resolved(config: DynamicOffloadConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that diffusers is given: those asked for, as far as the device and this version of it have them."""
+    streams = compute_device(config.execution_device).type == "cuda"
     used = {
         "offload_type": "leaf_level",
         "use_stream": streams,
@@ -46,9 +42,14 @@ def offload(module: nn.Module, config: DynamicOffloadConfig, options: dict[str, 
         used.setdefault("num_blocks_per_group", 1)
     else:
         used.pop("num_blocks_per_group", None)
-    known = inspect.signature(apply_group_offloading).parameters
-    used = {name: value for name, value in used.items() if name in known}
-    apply_group_offloading(module, onload_device=onload, offload_device=torch.device("cpu"), **used)
+    known = inspect.signature(_function()).parameters
+    return {name: value for name, value in used.items() if name in known}
+
+
+def offload(module: nn.Module, config: DynamicOffloadConfig, used: dict[str, Any]) -> Applied:
+    """Applies it, with options that `resolved` gave."""
+    onload = compute_device(config.execution_device)
+    _function()(module, onload_device=onload, offload_device=torch.device("cpu"), **used)
 
     def remove() -> None:
         for part in module.modules():
@@ -63,4 +64,12 @@ def offload(module: nn.Module, config: DynamicOffloadConfig, options: dict[str, 
                     del part.__dict__["forward"]
         module.to("cpu")
 
-    return Applied(GROUP, remove, dict), used
+    return Applied(GROUP, remove, dict)
+
+
+def _function() -> Callable[..., None]:
+    try:
+        from diffusers.hooks import apply_group_offloading
+    except ImportError:
+        raise NotAvailableError("the route diffusers_group_offload needs the package diffusers") from None
+    return apply_group_offloading

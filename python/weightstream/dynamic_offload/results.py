@@ -31,7 +31,8 @@ class _Runs:
     @contextmanager
     def profile_run(self) -> Iterator[dict[str, Any] | None]:
         """The workload. Where a profile is built, the region is measured and, if it ends well, recorded; a region in which
-        nothing of the module ran to its end is not, and warns. Otherwise this does nothing. Gives a report that JSON can hold and that is complete when the region ends; None without such a runtime.
+        nothing of the module ran to its end is not, and warns. Otherwise this does nothing. Gives a report that JSON can hold
+        and that is complete when the region ends; None without such a runtime.
 
         With `show_profile` the whole report goes to the log "weightstream.dynamic_offload" then."""
         if self._profile is None:

@@ -70,9 +70,10 @@ def choose(
     route: str | None,
     group_offload: bool | None,
     dynamic_offload: bool | None,
+    convolutions: bool,
     plain: bool,
 ) -> Choice:
-    """The route of a module. `plain`: neither a configuration, a field nor a switch was given, so that the preset decides."""
+    """The route of a module. `convolutions`: they shall be offloaded. `plain`: neither a configuration, a field nor a switch was given, so that the preset decides."""
     said = _said(component, settings, environ, plain)
     options = {name: value for policy in reversed(said) for name, value in policy[1].items() if name in _OPTIONS}
     for source, policy in [("route", {} if route is None else {"route": route}), *said]:
@@ -81,7 +82,7 @@ def choose(
             if chosen != AUTO:
                 return Choice(chosen, source, options)
             break
-    return Choice(_automatic(module, config, group_offload, dynamic_offload), AUTO, options)
+    return Choice(_automatic(module, config, group_offload, dynamic_offload, convolutions), AUTO, options)
 
 
 def _said(
@@ -120,11 +121,17 @@ def _value(name: str, option: str, text: str) -> Any:
 
 
 def _automatic(
-    module: nn.Module, config: DynamicOffloadConfig, group_offload: bool | None, dynamic_offload: bool | None
+    module: nn.Module,
+    config: DynamicOffloadConfig,
+    group_offload: bool | None,
+    dynamic_offload: bool | None,
+    convolutions: bool,
 ) -> str:
     if group_offload:
         return GROUP
     dynamic = config.execution_mode != "plan" if dynamic_offload is None else dynamic_offload
+    if dynamic and convolutions and config.execution_mode != "plan":
+        return CONVOLUTION
     if dynamic and has_sdnq_layers(module):
         # Only the dynamic route has a resident budget, which is what a profile is about.
         return DYNAMIC if config.profile_name.strip() else GROUP
