@@ -34,4 +34,74 @@ def test_what_cannot_be_searched() -> None:
         offload.extract_models("prefix")
     with pytest.raises(ModelError, match="text as prefix"):
         offload.extract_models(Holder(), 3)
-    assert offload.extract_models(3) == {}
+    assert offload.extract_models(Holder()) == {} and offload.extract_models({"a": None}) == {}
+
+
+def test_lists_are_named_by_their_places_and_pairs_by_their_names() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    both = {"0": first, "1": second}
+    model = nn.Sequential(first, second)
+    for given in (
+        [first, second],
+        (first, second),
+        iter([first, second]),
+        (one for one in both.values()),
+        model.children(),
+    ):
+        assert offload.extract_models(given) == both
+    assert offload.extract_models("x.", [None, first, "tokenizer"]) == {"x.1": first}
+    assert offload.extract_models(model.named_children()) == both
+    assert offload.extract_models([("unet", first), ("vae", second), ("other", None)]) == {"unet": first, "vae": second}
+
+
+class Slots:
+    """An object without a dictionary of attributes."""
+
+    __slots__ = ("empty", "vae")
+
+
+class Shared:
+    """A model of the class, and properties that must not run."""
+
+    vae = nn.Linear(2, 2)
+
+    @property
+    def loads(self) -> nn.Module:
+        raise AssertionError("a property was read")
+
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        raise ValueError("the pipeline was initialized incorrectly")
+
+
+def test_where_attributes_may_be() -> None:
+    slots = Slots()
+    assert offload.extract_models(slots) == {}
+    slots.vae = nn.Linear(2, 2)
+    assert offload.extract_models(slots) == {"vae": slots.vae}
+    shared = Shared()
+    shared.unet = nn.Linear(2, 2)
+    assert offload.extract_models(shared) == {"vae": Shared.vae, "unet": shared.unet}
+    # A pipeline that cannot say its components has them as attributes.
+    assert offload.extract_models(Holder(pipe=shared)) == {"vae": Shared.vae, "unet": shared.unet}
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (3, "a int holds no models by name"),
+        ({nn.Linear(2, 2)}, "a set holds no models by name"),
+        ([], "no model in this list"),
+        ((None, "tokenizer"), "no model in this tuple"),
+        ((one for one in ()), "no model in this generator"),
+        ([{"unet": nn.Linear(2, 2)}], "element 0 is a dict"),
+        ([Holder(components={"unet": nn.Linear(2, 2)})], "element 0 is a SimpleNamespace"),
+        (nn.Linear(2, 2), "a Linear has no modules inside it"),
+        ({3: nn.Linear(2, 2)}, "names are texts, and 3 is a int"),
+        ({"encoders": [nn.Linear(2, 2)]}, "in the list 'encoders'"),
+        (Holder(encoders=(nn.Linear(2, 2),)), "in the tuple 'encoders'"),
+    ],
+)
+def test_what_has_no_models_by_name_is_refused(given: object, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        offload.extract_models(given)

@@ -97,6 +97,27 @@ def test_what_is_no_pipeline_is_refused() -> None:
             set_up(thing)
 
 
+def test_hints_of_a_wrong_type_are_refused() -> None:
+    class Broken(Pipeline):
+        @property
+        def components(self) -> dict[str, nn.Module]:
+            raise OSError("the pipeline was initialized incorrectly")
+
+    models, _, _ = pipeline("vae")
+    with pytest.raises(ModelError, match="components of this Broken cannot be read: the pipeline was"):
+        set_up(Broken.__new__(Broken))
+    for hint, value in (("_offload_hooks", 5), ("_offload_hooks", [3]), ("_offload_separate_blocks", {"first": 1})):
+        setattr(models["vae"], hint, value)
+        with pytest.raises(ModelError, match=f"{hint} of vae is .*: it is a list of names"):
+            set_up(models)
+        delattr(models["vae"], hint)
+    for value in (5, "vae", [3]):
+        pipe = Pipeline(**models)
+        pipe._mmgp_ignore_models = value
+        with pytest.raises(ModelError, match="_mmgp_ignore_models is .*: it is a list of model ids"):
+            set_up(pipe)
+
+
 def test_hints_on_models() -> None:
     models, references, inputs = pipeline("transformer", "text_encoder", "vae")
     transformer, encoder, vae = models.values()

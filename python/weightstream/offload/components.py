@@ -37,14 +37,17 @@ class Component:
 
 def components_of(pipe: Any) -> dict[str, nn.Module]:
     """The models of a pipeline or a dictionary, without those it says to ignore. The same model twice is there once."""
-    entries = pipe if isinstance(pipe, Mapping) else getattr(pipe, "components", None)
+    try:
+        entries = pipe if isinstance(pipe, Mapping) else getattr(pipe, "components", None)
+    except Exception as error:
+        raise ModelError(f"the components of this {type(pipe).__name__} cannot be read: {error}") from error
     if not isinstance(entries, Mapping):
         raise ModelError(
             f"a {type(pipe).__name__} is no pipeline: give an object with components, as diffusers' pipelines have, or a "
             f"dictionary of models by id; offload.extract_models finds models in other objects"
         )
     ignored = getattr(pipe, IGNORED, None) or ()
-    if isinstance(ignored, str) or not all(isinstance(name, str) for name in ignored):
+    if not isinstance(ignored, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in ignored):
         raise ModelError(f"{IGNORED} is {ignored!r}: it is a list of model ids")
     found: dict[str, nn.Module] = {}
     for name, model in entries.items():
@@ -134,10 +137,10 @@ def _texts(module: nn.Module, name: str, hint: str) -> list[str]:
     given = module.__dict__.get(hint, getattr(type(module), hint, None))
     if given is None:
         return []
-    names = [given] if isinstance(given, str) else list(given)
-    if not all(isinstance(one, str) for one in names):
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(one, str) for one in names):
         raise ModelError(f"{hint} of {name} is {given!r}: it is a list of names")
-    return names
+    return list(names)
 
 
 def _dtype(model: nn.Module, name: str, hint: str) -> Optional[torch.dtype]:
