@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, Optional
 
 from ..errors import BudgetError
@@ -15,7 +16,7 @@ from ..errors import BudgetError
 __all__ = ["MEGABYTE", "amount", "budget_of", "check_amounts"]
 
 MEGABYTE = 1 << 20
-_PERCENTAGE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
+_PERCENTAGE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$", re.ASCII)
 
 
 def check_amounts(name: str, value: Any, ids: Any) -> None:
@@ -35,15 +36,18 @@ def amount(name: str, value: Any, total: int) -> int:
         match = _PERCENTAGE.match(value)
         if match is None or not 0 < float(match[1]) <= 100:
             raise BudgetError(
-                f'{name} is {value!r}: a text is a percentage of the device\'s memory above 0%, such as "80%"; a number '
-                f"is in megabytes"
+                f"{name} is {value!r}: a text is a percentage of the device's memory, above 0% and up to 100%, such as "
+                f'"80%"; a number is in megabytes'
             )
         return max(int(total * float(match[1]) / 100), 1)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    whole = isinstance(value, Integral)
+    right = isinstance(value, Real) and not isinstance(value, bool) and (whole or math.isfinite(value)) and value >= 0
+    if not right:
         raise BudgetError(
-            f'{name} is {value!r}: give a number of megabytes from 0 up, or a percentage of the device\'s memory such as "80%"'
+            f"{name} is {value!r}: give a number of megabytes from 0 up, 0 for no limit, or a percentage of the device's memory "
+            f'such as "80%"'
         )
-    return int(value * MEGABYTE)
+    return int(value) * MEGABYTE if whole else int(float(value) * MEGABYTE)
 
 
 def budget_of(

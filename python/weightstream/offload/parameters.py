@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Optional, Union
 
 import torch
@@ -12,7 +13,7 @@ from ..errors import ModelError
 from .amounts import check_amounts
 from .nearest import nearest
 from .progress import LoadingCallback
-from . import qint8
+from .qtypes import kind_of, qint8
 
 __all__ = ["Parameters", "check_names", "read_parameters"]
 
@@ -46,6 +47,10 @@ class Parameters:
 
 
 _IDS = ("pinnedMemory", "extraModelsToQuantize", "loras", "compile")
+_BESIDE = ("device", "profile_no", "pipe_or_dict_of_modules")
+"""Parameters of `profile` and `all` beside these."""
+_MANY = (1 << 31) - 1
+"""Blocks: more is as good as all of them."""
 _BOOLS = ("partialPinning", "pinnedPEFTLora", "quantizeTransformer", "asyncTransfers", "preloadExperts")
 
 
@@ -54,8 +59,10 @@ def read_parameters(given: Mapping[str, Any], ids: Collection[str]) -> Parameter
     known = [field.name for field in fields(Parameters)]
     for name in given:
         if name not in known:
-            raise TypeError(f"there is no parameter {name!r}{nearest(name, known)}")
+            raise TypeError(f"there is no parameter {name!r}{nearest(name, [*known, *_BESIDE])}")
     read = Parameters(**given)
+    for name in ("pinnedMemory", "compile"):
+        setattr(read, name, False if getattr(read, name) is None else getattr(read, name))
     for name in _BOOLS:
         _expect(name, getattr(read, name), isinstance(getattr(read, name), bool), "True or False")
     for name in _IDS:
@@ -69,12 +76,25 @@ def read_parameters(given: Mapping[str, Any], ids: Collection[str]) -> Parameter
     dtype = read.convertWeightsFloatTo
     is_float = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
     _expect("convertWeightsFloatTo", dtype, is_float, "a floating-point dtype or None")
-    _expect("compile_mode", read.compile_mode, isinstance(read.compile_mode, str), "a mode of torch.compile")
+    _check_mode(read.compile_mode)
+    kind_of(read.quantizationType)
     callback = read.loading_callback
     is_callback = callback is None or isinstance(callback, LoadingCallback)
     _expect("loading_callback", callback, is_callback, "an offload.LoadingCallback or None")
     _expect("autoPreload", read.autoPreload, isinstance(read.autoPreload, (bool, dict)), "True, False or a dictionary")
     return read
+
+
+def _check_mode(mode: Any) -> None:
+    """TypeError for a mode that PyTorch's compiler would refuse, long after, in the first forward."""
+    _expect("compile_mode", mode, isinstance(mode, str), "a mode of torch.compile")
+    if mode == "default":
+        return
+    from torch._inductor import list_mode_options
+
+    known = [*list_mode_options()]
+    near = _nearest(mode, known)
+    _expect("compile_mode", mode, mode in known, f"a mode of torch.compile, one of {', '.join(known)}{near}")
 
 
 def check_names(what: str, names: Collection[str], ids: Collection[str]) -> None:
@@ -97,14 +117,16 @@ def _check_ids(name: str, value: Any, ids: Collection[str]) -> None:
 
 def _check_numbers(read: Parameters) -> None:
     def is_int(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, Integral) and not isinstance(value, bool)
 
     def is_number(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, Real) and not isinstance(value, bool)
 
     for name in ("smartPinning", "prefetchWindow"):
         value = getattr(read, name)
         _expect(name, value, value is None or (is_int(value) and value >= 0), "a number from 0 up, or None")
+        if value is not None:
+            setattr(read, name, min(int(value), _MANY))
     share = read.perc_reserved_mem_max
     _expect("perc_reserved_mem_max", share, is_number(share) and 0 <= share <= 1, "a fraction from 0 to 1, such as 0.4")
     share = read.vram_safety_coefficient

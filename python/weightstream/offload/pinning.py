@@ -7,16 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from .._native import share_reserved
 from ..attaching import Prepared
+from ..errors import WeightstreamError
 from ..ownership import Owned
 from .parameters import Parameters
 
 if TYPE_CHECKING:
     from .planning import Planned
 
-__all__ = ["share_reserve", "is_pinned"]
+__all__ = ["check_share", "is_pinned", "share_reserve"]
 
 _BLOCKS_IN_RING = 3
 """Of the largest blocks, as mmgp has it. The staging ring is one a device; this is what the plan leaves of the limit for it."""
+
+
+def check_share(parameters: Parameters) -> None:
+    """An error if the share of RAM that may be locked, given or in the environment, is none."""
+    try:
+        share_reserved([], float(parameters.perc_reserved_mem_max), 0)
+    except WeightstreamError as error:
+        where = "the parameter" if parameters.perc_reserved_mem_max else "the environment variable"
+        raise type(error)(f"{where} perc_reserved_mem_max: {error}") from None
 
 
 def is_pinned(parameters: Parameters, name: str) -> bool:

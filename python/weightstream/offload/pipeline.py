@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Integral
 from typing import Any, Optional
 
 import torch
@@ -32,7 +33,7 @@ from .converting import Conversion
 from .managed import OffloadObject
 from .on_the_fly import check_quantizing, models_to_quantize, quantize_models
 from .parameters import Parameters, read_parameters
-from .pinning import share_reserve
+from .pinning import check_share, share_reserve
 from .planning import Planned, company_of, open_targets, plan_models
 from .preloads import set_preloading
 from .profiles import PROFILES, profile_settings, profile_type
@@ -66,7 +67,7 @@ def profile(
 
     overrides: parameters of `all`, which count before the profile's. device: where models that are in CPU memory go.
     """
-    if isinstance(profile_no, bool) or profile_no not in PROFILES:
+    if not isinstance(profile_no, Integral) or isinstance(profile_no, bool) or profile_no not in PROFILES:
         known = ", ".join(f"profile_type.{name} ({number})" for number, name in PROFILES.items())
         raise TypeError(f"profile_no is {profile_no!r}; give one of {known}")
     models = components_of(pipe_or_dict_of_modules)
@@ -116,6 +117,7 @@ def _set_up(
     conversion = Conversion(components, parameters.convertWeightsFloatTo)
     quantized = models_to_quantize(parameters, models)
     check_quantizing(quantized, parameters, models)
+    check_share(parameters)
     targets = open_targets(components, device)
     callback = parameters.loading_callback
     steps = _Steps(callback, 4 * len(components) + len(quantized))

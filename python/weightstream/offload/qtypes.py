@@ -39,7 +39,7 @@ _KNOWN["qfloat8"] = qfloat8.name
 def kind_of(given: Any) -> str:
     """The name of a type: of one of these, of its name, or of any object that has one (optimum-quanto's do)."""
     name = given if isinstance(given, str) else getattr(given, "name", None)
-    if name in _KNOWN:
+    if isinstance(name, str) and name in _KNOWN:
         return _KNOWN[name]
     known = ", ".join(_KNOWN)
     raise NotAvailableError(f"quantizationType is {given!r}, and weights are quantized to {known}")
