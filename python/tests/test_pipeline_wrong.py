@@ -194,3 +194,34 @@ def test_a_second_set_up_is_refused_and_leaves_the_first() -> None:
         with pytest.raises(StateError, match="already attached"):
             set_up(Pipeline(**models))
         check(models, references, inputs)
+
+
+def test_wrong_arguments_of_the_offload_object() -> None:
+    models, references, inputs = pipeline("transformer", "vae")
+    managed = set_up(models, autoPreload=True)
+    for wrong in (-1, True, "8MiB", 2.5, NAN, []):
+        with pytest.raises(TypeError, match="bytes is .*; give a number of bytes"):
+            managed.release_preload(wrong)  # type: ignore[arg-type]
+    assert managed.release_preload(10**30) >= 0
+    for keep in (5, b"vae"):
+        with pytest.raises(TypeError, match="keep is .*; give a model id"):
+            managed.unload_all(keep)  # type: ignore[arg-type]
+    for keep in ("vea", ["vea"], [3]):
+        with pytest.raises(WeightstreamError, match="no model here.*there are transformer, vae"):
+            managed.unload_all(keep)  # type: ignore[arg-type]
+    check(models, references, inputs, "vae")
+    for keep, here in (("vae", ["vae"]), (iter(["vae"]), ["vae"]), (None, [])):
+        managed.unload_all(keep)
+        assert managed.loaded() == here
+    check(models, references, inputs)
+    managed.release()
+    with pytest.raises(WeightstreamError, match="there are none"):
+        managed.unload_all("vae")
+
+
+def test_a_callback_that_cannot_be_called_is_refused_where_it_is_made() -> None:
+    for wrong in ({"abort_requested": True}, {"progress": "x"}):
+        with pytest.raises(TypeError, match="cannot be called"):
+            offload.LoadingCallback(**wrong)
+    with pytest.raises(TypeError, match="model_ids is a int"), offload.loading_context(None, 5):  # type: ignore[arg-type]
+        pass

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from numbers import Integral
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from torch import nn
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["ManagedModel", "OffloadObject"]
 
 log = logging.getLogger("weightstream.offload")
+
+
+_ALL = 1 << 62
+"""Bytes: more than any device has."""
 
 
 class ManagedModel:
@@ -98,9 +103,12 @@ class OffloadObject:
                 self._undo[-1]()
                 self._undo.pop()
 
-    def unload_all(self, keep: Collection[str] = ()) -> None:
+    def unload_all(self, keep: Union[str, Iterable[str], None] = ()) -> None:
         """Takes every model off the device until it runs again, except those whose ids are in `keep`."""
-        keep = [keep] if isinstance(keep, str) else list(keep)
+        kept = () if keep is None else [keep] if isinstance(keep, str) else keep
+        if not isinstance(kept, Iterable) or isinstance(kept, bytes):
+            raise TypeError(f"keep is {keep!r}; give a model id or a list of them")
+        keep = list(kept)
         with self._lock:
             check_names("keep", keep, self.models)
             for name, managed in self.models.items():
@@ -114,7 +122,9 @@ class OffloadObject:
         """Gives back at least so many bytes of what `autoPreload` has put on the devices, or all of it: when an application needs
         memory for something else, or ran out of it, also inside a model's forward on this thread, which goes on. What was given
         back in a step counts as its workload's need from then on. The bytes that are free now."""
-        left, freed = (1 << 62) if bytes is None else bytes, 0
+        if bytes is not None and (not isinstance(bytes, Integral) or isinstance(bytes, bool) or bytes < 0):
+            raise TypeError(f"bytes is {bytes!r}; give a number of bytes from 0 up, or None for all of it")
+        left, freed = _ALL if bytes is None else min(int(bytes), _ALL), 0
         for managed in self._idle_first():
             attachment = managed.attachment
             preloading = None if attachment is None else attachment._runtime.preloading

@@ -93,7 +93,7 @@ def _check_mode(mode: Any) -> None:
     from torch._inductor import list_mode_options
 
     known = [*list_mode_options()]
-    near = _nearest(mode, known)
+    near = nearest(mode, known)
     _expect("compile_mode", mode, mode in known, f"a mode of torch.compile, one of {', '.join(known)}{near}")
 
 
@@ -101,7 +101,7 @@ def check_names(what: str, names: Collection[str], ids: Collection[str]) -> None
     """ModelError for a name that is no model's."""
     for name in names:
         if name not in ids:
-            there = ", ".join(sorted(ids))
+            there = ", ".join(sorted(ids)) or "none"
             raise ModelError(f"{what} names {name!r}, which is no model here{nearest(name, ids)}; there are {there}")
 
 

@@ -52,6 +52,10 @@ class LoadingCallback:
         abort_requested: Optional[Callable[[], bool]] = None,
         progress: Optional[Callable[[str, int, int, str], Any]] = None,
     ) -> None:
+        """TypeError for what cannot be called: it would be found in the middle of a load."""
+        for name, call in (("abort_requested", abort_requested), ("progress", progress)):
+            if call is not None and not callable(call):
+                raise TypeError(f"{name} is {call!r}, which cannot be called; give a function, or None")
         self.abort_requested = abort_requested
         self.progress = progress
 
@@ -83,6 +87,8 @@ def loading_context(
     """
     if callback is not None and not isinstance(callback, LoadingCallback):
         raise TypeError(f"loading_context takes a LoadingCallback or None, not a {type(callback).__name__}")
+    if model_ids is not None and not isinstance(model_ids, Mapping):
+        raise TypeError(f"model_ids is a {type(model_ids).__name__}; give a dictionary of ids by the paths of files")
     token = _context.set((callback, {_key(path): str(name) for path, name in (model_ids or {}).items()}))
     try:
         if callback is not None:
