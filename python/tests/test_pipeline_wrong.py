@@ -225,3 +225,30 @@ def test_a_callback_that_cannot_be_called_is_refused_where_it_is_made() -> None:
             offload.LoadingCallback(**wrong)
     with pytest.raises(TypeError, match="model_ids is a int"), offload.loading_context(None, 5):  # type: ignore[arg-type]
         pass
+
+
+@pytest.mark.parametrize(
+    "place", ["compile_blocks", "_place_buffers", "declare", "plan_models", "set_preloading", "_refuse_moves"]
+)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_error_behind_any_stage_of_setting_up_takes_it_back(
+    place: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weightstream.offload import pipeline as stages
+
+    models, references, inputs = pipeline("transformer", "vae")
+    pipe = Pipeline(**models)
+    stage = getattr(stages, place)
+
+    def fails(*arguments: Any) -> None:
+        stage(*arguments)
+        raise error("behind it")
+
+    with monkeypatch.context() as patched, pytest.raises(error, match="behind it"):
+        patched.setattr(stages, place, fails)
+        set_up(pipe, compile="vae", autoPreload=True, loras="transformer", pinnedMemory=True)
+    parts = [part for model in models.values() for part in model.modules()]
+    assert not any("_weightstream" in part.__dict__ or "forward" in part.__dict__ for part in parts)
+    assert all(part._compiled_call_impl is None for part in parts) and list(vars(pipe)) == ["components"]
+    with set_up(pipe):
+        check(models, references, inputs)

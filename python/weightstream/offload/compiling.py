@@ -11,9 +11,9 @@ from ..towers import Tower
 __all__ = ["compile_blocks"]
 
 
-def compile_blocks(model: nn.Module, towers: list[Tower], mode: str) -> Callable[[], None]:
-    """Has PyTorch compile every block, and modules with `_compile_me = True`; those with False are left out. Gives what undoes
-    it. Nothing is compiled before it runs."""
+def compile_blocks(model: nn.Module, towers: list[Tower], mode: str, undoing: list[Callable[[], None]]) -> None:
+    """Has PyTorch compile every block, and modules with `_compile_me = True`; those with False are left out. Nothing is compiled
+    before it runs. What undoes it is noted in `undoing` first, for an interrupt anywhere."""
     blocks = [block for tower in towers for _, block in tower.blocks]
     chosen = {id(block): block for block in blocks if getattr(block, "_compile_me", True)}
     for module in model.modules():
@@ -26,11 +26,7 @@ def compile_blocks(model: nn.Module, towers: list[Tower], mode: str) -> Callable
             done[-1]._compiled_call_impl = None
             done.pop()
 
-    try:
-        for module in chosen.values():
-            module.compile(mode=mode)
-            done.append(module)
-    except BaseException:
-        undo()
-        raise
-    return undo
+    undoing.append(undo)
+    for module in chosen.values():
+        done.append(module)
+        module.compile(mode=mode)

@@ -178,7 +178,7 @@ def _prepare(
     quantize_models(by_id, quantized, parameters, left_out, lambda name: steps.next("Quantization", name))
     for component in components:
         if component.name in compiled:
-            done._undo.append(compile_blocks(component.model, component.towers, parameters.compile_mode))
+            compile_blocks(component.model, component.towers, parameters.compile_mode, done._undo)
 
 
 def _is_elsewhere(model: nn.Module) -> bool:
