@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weightstream import dynamic_offload as ddo
+
 
 class Scaled(nn.Conv2d):
     """A convolution with a forward and a parameter of its own."""
@@ -60,3 +62,15 @@ def state(model: nn.Module) -> dict[str, tuple[int, int, tuple[int, ...], bytes]
         )
         for name, t in tensors
     }
+
+
+def enable(model: nn.Module, **arguments: Any) -> ddo.DynamicOffloadApplyResult:
+    """The module on the route, on the emulator."""
+    options = {
+        "execution_device": "host",
+        "environ": {},
+        "route": "linear_convolution",
+        "component": "vae",
+        "small_tensor_threshold_bytes": 0,
+    }
+    return ddo.enable_offload(model, **{**options, **arguments})

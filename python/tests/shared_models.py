@@ -52,23 +52,28 @@ class Deep(nn.Module):
         return self.last(x)
 
 
+def apart() -> Models:
+    """Two models that share nothing yet."""
+    return {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+
+
 def layer() -> tuple[Models, str]:
     """One layer outside blocks, the same module in both."""
-    models = {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+    models = apart()
     models["text_encoder"].first = models["transformer"].first
     return models, "first"
 
 
 def parameter() -> tuple[Models, str]:
     """One parameter in two modules, whose biases are their own."""
-    models = {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+    models = apart()
     models["text_encoder"].last.weight = models["transformer"].first.weight
     return models, "last"
 
 
 def storage() -> tuple[Models, str]:
     """Two parameters over the same bytes, as a load from one file gives them, one of them a part of the other."""
-    models = {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+    models = apart()
     whole = models["transformer"].blocks[2].up.weight
     models["text_encoder"].first.weight = nn.Parameter(whole.data[:WIDTH])
     return models, "first"
@@ -76,7 +81,7 @@ def storage() -> tuple[Models, str]:
 
 def blocks_of_both() -> tuple[Models, str]:
     """Weights of blocks, by other modules."""
-    models = {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+    models = apart()
     for one, other in zip(models["transformer"].blocks[:3], models["text_encoder"].blocks):
         other.up.weight, other.up.bias = one.up.weight, one.up.bias
     return models, "blocks"
@@ -84,7 +89,7 @@ def blocks_of_both() -> tuple[Models, str]:
 
 def layers_in_blocks() -> tuple[Models, str]:
     """Layers of blocks, the same modules in both."""
-    models = {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+    models = apart()
     for one, other in zip(models["transformer"].blocks[1:], models["text_encoder"].blocks):
         other.down = one.down
     return models, "blocks"
@@ -105,7 +110,7 @@ def list_of_blocks() -> tuple[Models, str]:
 
 def some_blocks() -> tuple[Models, str]:
     """Some blocks of each list."""
-    models = {"transformer": Model(WIDTH, 6), "text_encoder": Model(WIDTH, 5)}
+    models = apart()
     for number in (1, 3):
         models["text_encoder"].blocks[number] = models["transformer"].blocks[number + 1]
     return models, "blocks"

@@ -227,8 +227,9 @@ def test_compiled_blocks_are_marked_and_unmarked() -> None:
     model = models["transformer"]
     model.blocks[1]._compile_me = False
     model.last._compile_me = True
-    undo = compile_blocks(model, find_towers(model), "default")
+    undo: list[Any] = []
+    compile_blocks(model, find_towers(model), "default", undo)
     compiled = {name for name, module in model.named_modules() if module._compiled_call_impl is not None}
     assert compiled == {"last", *(f"blocks.{number}" for number in range(8) if number != 1)}
-    undo()
+    undo.pop()()
     assert all(module._compiled_call_impl is None for module in model.modules())
