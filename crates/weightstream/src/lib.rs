@@ -4,6 +4,7 @@
 mod allocations;
 mod budget;
 mod builder;
+mod cutting;
 mod error;
 mod offloader;
 mod pace;

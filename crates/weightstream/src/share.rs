@@ -134,7 +134,7 @@ impl Share {
 
     /// What has to happen before `id` runs.
     fn bring(&self, state: &mut State, id: TenantId, stream: StreamHandle) -> Result<()> {
-        let Some(engine) = state.engine(id) else { return Err(EngineError::Closed.into()) };
+        let engine = state.open(id)?;
         if state.last == Some(id) && engine.is_here() {
             return Ok(());
         }
@@ -209,9 +209,7 @@ impl Share {
         if self.inner.pages.ring_pages() <= ring {
             return Ok(Vec::new());
         }
-        for engine in state.tenancy.away().filter_map(|id| state.engine(id)) {
-            engine.vacate(ring)?;
-        }
+        state.absent().try_for_each(|engine| engine.vacate(ring).map(drop))?;
         Ok(self.inner.pages.trim(ring))
     }
 
@@ -234,6 +232,13 @@ impl Share {
         Ok(())
     }
 
+    /// The same where the call that it belongs to has done its work, or has an error of its own.
+    fn settle_later(&self, state: &State) {
+        if let Err(error) = self.settle(state) {
+            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
+        }
+    }
+
     fn bytes(&self, pages: u32) -> Bytes {
         Bytes(u64::from(pages) * self.granule().0)
     }
@@ -254,10 +259,25 @@ impl State {
         self.engines.get(&id).and_then(Weak::upgrade)
     }
 
+    /// The engine of a model that was not closed.
+    fn open(&self, id: TenantId) -> Result<Arc<Engine>, EngineError> {
+        self.engine(id).ok_or(EngineError::Closed)
+    }
+
+    /// The models that are away.
+    fn absent(&self) -> impl Iterator<Item = Arc<Engine>> + '_ {
+        self.tenancy.away().filter_map(|id| self.engine(id))
+    }
+
     /// The other models that are away and have pages mapped which are not theirs.
     fn owing(&self, id: TenantId) -> Vec<Arc<Engine>> {
-        let absent = self.tenancy.away().filter(|&other| other != id).filter_map(|other| self.engine(other));
-        absent.filter(|engine| engine.owes()).collect()
+        let others = self.tenancy.away().filter(|&other| other != id);
+        others.filter_map(|other| self.engine(other)).filter(|engine| engine.owes()).collect()
+    }
+
+    /// A model does not count as the one that ran last any more.
+    fn forget(&mut self, id: TenantId) {
+        self.last = self.last.filter(|&last| last != id);
     }
 
     /// The other models that cannot leave now.

@@ -45,7 +45,7 @@ impl Place {
     /// Another plan of the model, which takes other parts of what it may.
     pub(crate) fn replan(&self, plan: Plan) -> Result<()> {
         let mut state = self.share.lock();
-        let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        let engine = state.open(self.id)?;
         self.put(&mut state, &engine, plan, Change::Plan)
     }
 
@@ -57,7 +57,7 @@ impl Place {
     /// The model may take `most` pages from now on, and takes them by this plan. Others leave if they have to, or it does.
     pub(crate) fn rebudget(&self, plan: Plan, most: u32) -> Result<()> {
         let mut state = self.share.lock();
-        let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        let engine = state.open(self.id)?;
         engine.check_between("another budget")?;
         let busy = state.busy(self.id);
         let room = state.tenancy.make_room(self.id, most, &busy);
@@ -70,9 +70,7 @@ impl Place {
             return Err(Error::Busy { model: state.name(self.id), other: state.name(user) });
         }
         for other in leave {
-            if state.last == Some(other) {
-                state.last = None;
-            }
+            state.forget(other);
             if let Some(engine) = state.engine(other) {
                 drop(engine.vacate(self.share.inner.pages.ring_pages())?);
             }
@@ -80,20 +78,16 @@ impl Place {
         }
         let done = self.put(&mut state, &engine, plan, Change::Most(most));
         // What a lower budget leaves over goes now, what a higher one did not get is not allowed any more.
-        if let Err(error) = self.share.settle(&state) {
-            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
-        }
+        self.share.settle_later(&state);
         done
     }
 
     /// The model takes less from now on, also in the middle of its step.
     pub(crate) fn shrink(&self, plan: Plan, most: u32) -> Result<()> {
         let mut state = self.share.lock();
-        let Some(engine) = state.engine(self.id) else { return Err(EngineError::Closed.into()) };
+        let engine = state.open(self.id)?;
         let done = self.put(&mut state, &engine, plan, Change::Less(most));
-        if let Err(error) = self.share.settle(&state) {
-            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
-        }
+        self.share.settle_later(&state);
         done
     }
 
@@ -110,9 +104,8 @@ impl Place {
             // While pages change their purpose none may be kept for models that are away.
             let floor = state.tenancy.ring_needed(Some(self.id));
             self.share.trim(state, floor.max(before.ring))?;
-            for other in state.tenancy.away().filter_map(|id| state.engine(id)) {
-                other.vacate(floor.max(plan.ring_granules.min(before.ring)))?;
-            }
+            let kept = floor.max(plan.ring_granules.min(before.ring));
+            state.absent().try_for_each(|other| other.vacate(kept).map(drop))?;
             self.share.inner.pages.set_floor(floor);
             if plan.ring_granules > 0 {
                 // What the ring holds of another model may be overwritten.
@@ -158,9 +151,7 @@ impl Place {
         if !engine.is_here() && !state.tenancy.here().any(|id| id == self.id) {
             return Ok(());
         }
-        if state.last == Some(self.id) {
-            state.last = None;
-        }
+        state.forget(self.id);
         drop(engine.vacate(self.share.inner.pages.ring_pages())?);
         state.tenancy.left(self.id);
         self.share.settle(&state)
@@ -176,12 +167,8 @@ impl Place {
         if state.ring_user == Some(self.id) {
             state.ring_user = None;
         }
-        if state.last == Some(self.id) {
-            state.last = None;
-        }
-        if let Err(error) = self.share.settle(&state) {
-            tracing::warn!(%error, "pages of a shared ring are kept until the next switch");
-        }
+        state.forget(self.id);
+        self.share.settle_later(&state);
     }
 }
 
