@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 import torch
 from attach_models import run
 from pipeline_models import Model, check, device, pipeline, set_up
+from preloading_models import Allocated
 from torch import nn
 
-from weightstream import DeviceError, _native, allocator, offload, preloading
+from weightstream import DeviceError, allocator, offload, preloading
 from weightstream.offload.managed import OffloadObject
 
 MIB = 1 << 20
@@ -190,31 +190,6 @@ def test_what_was_given_back_in_a_step_is_right_out_of_turn_too() -> None:
         hook.remove()
         for block, got in zip(reference.blocks, seen):
             assert torch.equal(got, block.up(x["transformer"]))
-
-
-class Allocated:
-    """Allocates in a block's forward through the functions that a memory pool calls."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.library = ctypes.CDLL(_native.__file__)
-        self.library.weightstream_allocate.restype = ctypes.c_void_p
-        self.library.weightstream_allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-        self.library.weightstream_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-        self.addresses: list[tuple[int, int]] = []
-
-    def allocate(self, size: int) -> bool:
-        address = self.library.weightstream_allocate(size, self.number, None)
-        if address:
-            ctypes.memset(address, 0xAB, size)
-            self.addresses.append((address, size))
-        return bool(address)
-
-    def free(self) -> None:
-        while self.addresses:
-            address, size = self.addresses.pop()
-            assert ctypes.string_at(address, size) == b"\xab" * size, "weights do not lie in allocations"
-            self.library.weightstream_free(address, size, self.number, None)
 
 
 @pytest.mark.parametrize("order", ["eager", "lazy", "random"])

@@ -4,22 +4,24 @@
     a first step    is measured: what PyTorch allocates in it beyond what was allocated when it began
     after it        what was measured is kept, for the process or in the caller's dictionary
 
+What several models share is managed apart, and runs inside their steps: before each it gets what that model leaves.
+
 Here is the mechanism; what is decided, and by which numbers, stands in the native policy (`preload.rs`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _native
 from ._native import Allocations, Preload
-from .devices import Target
 from .errors import BudgetError, DeviceError, StateError
+from .step_memory import allocations_of, memory_of
 
 if TYPE_CHECKING:
     from .running import Runtime
@@ -58,14 +60,16 @@ class Preloading:
         most: int,
         measured: MutableMapping[str, Any] | None,
         reserved: Callable[[], int] = lambda: 0,
+        users: Callable[[], Collection[Runtime]] | None = None,
     ) -> None:
-        """`most` is the most the weights ever take, of which `reserved` says what is kept for adapters; `measured` is the caller's
-        dictionary, or None for the process."""
+        """`most` is the most the weights ever take, of which `reserved` says what is kept for adapters and preloaded by others;
+        `measured` is the caller's dictionary, or None for the process. `users` gives the models whose steps these weights are
+        a part of, if they are what several models share."""
         self._name = name
         self._runtime = runtime
         self._steps = steps
         self._known = MEASURED if measured is None else measured
-        self._device = _Cuda(runtime.target) if not runtime.target.emulated else _Emulator(runtime.target)
+        self._device = memory_of(runtime.target)
         margin = min(_MARGIN, runtime.target.native.total_memory // _LEAST_MARGIN)
         self._policy = Preload(most, margin)
         self._most = most
@@ -76,14 +80,23 @@ class Preloading:
         """The budget and what of it was preloaded, as the last step began or as it was changed since."""
         self.allocations: Allocations | None = None
         """Allocations for which this model makes room, if it does."""
+        self.is_shared = users is not None
+        """Whether it is of what several models share."""
+        self._users = tuple if users is None else users
+        self._with: weakref.ref[Preloading] | None = None
+        """Whose step the workload is, if it is a model's that has these weights."""
+        self.beside: list[Preloading] = []
+        """Those of what the model shares with others, which get what its own leaves."""
 
     def before(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A step begins, in which nothing of the model runs yet."""
+        self._measures = False
+        if any(user.open for user in self._users()):
+            return  # it lies in a model's step, before which this was looked at
         workload = f"{self._name}.{workload_of(method, args, kwargs)}"
-        self._note_pressure()
-        if self.allocations is None and _serves:
-            self.allocations = Allocations(self._runtime.target.native)
-            self.allocations.serve(self._runtime.offloader)
+        self._with = None
+        for one in (self, *self.beside):
+            one._note_pressure()
         known = self._known.get(workload)
         if (
             self._policy.need(workload) is None
@@ -92,16 +105,44 @@ class Preloading:
             and known >= 0
         ):
             self._policy.learn(workload, known)
+        measures = self._fill(workload)
+        for shared in self.beside:
+            shared.accompany(self, workload, None if measures else self._policy.need(workload))
+        self._measures = measures
+        if measures:
+            self._device.begin()
+
+    def accompany(self, user: Preloading, workload: str, need: int | None) -> None:
+        """A step begins of a model that has these weights, which needs so much; None if it is to be measured."""
+        self._with = weakref.ref(user)
+        if need is not None:
+            self._policy.learn(workload, max(need, self._policy.need(workload) or 0))
+        self._fill(workload)
+
+    def forget(self) -> None:
+        """The weights have left the device: they come back with their budget alone, for which there is room."""
+        try:
+            self._runtime.offloader.preload(0)
+        except (BudgetError, DeviceError, StateError) as error:
+            log.debug("%s keeps its preload while it is away: %s", self._name, error)
+        finally:
+            self._settle()
+        self._expected = self._now()
+
+    def _fill(self, workload: str) -> bool:
+        """Lets the weights take what a step of the workload leaves. Whether that is to be measured first."""
+        offloader = self._runtime.offloader
+        if self.allocations is None and _serves:
+            self.allocations = allocations_of(self._runtime.target)
+            self.allocations.serve(offloader)
         budget, measures, trims = self._ask(workload)
         if trims:
             self._device.trim()
             budget, measures, _ = self._ask(workload)
-        offloader = self._runtime.offloader
         if budget != offloader.budget():
             self._change(workload, budget)
-        self._workload, self._measures, self._expected = workload, measures, self._now()
-        if measures:
-            self._device.begin()
+        self._workload, self._expected = workload, self._now()
+        return measures
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Makes the step's call, in which allocations may ask for room."""
@@ -114,18 +155,21 @@ class Preloading:
         """The step ended without an error."""
         if self._measures and self._workload is not None:
             self._measures = False
-            self._learn(self._workload, self._device.end())
+            self._know(self._workload, self._device.end())
 
     def failed(self, error: BaseException) -> None:
         """The step ended with an error. If memory ran out, it needs what was preloaded."""
         if isinstance(error, torch.cuda.OutOfMemoryError) and self._workload is not None:
-            self._press(self._workload, self._runtime.offloader.preloaded())
+            all_of_it = (one._runtime.offloader.preloaded() for one in (self, *self.beside))
+            self._press(self._workload, sum(all_of_it))
 
     def release(self, wanted: int) -> int:
         """Gives back at least `wanted` bytes of what is preloaded, or all of it; how much that was. Also in the middle of a step
         of this thread, which goes on; nothing while another thread is in one."""
         runtime = self._runtime
         inside = bool(runtime.open)
+        if any(user.open and user.thread != get_ident() for user in self._users()):
+            return 0
         if not inside:
             runtime.target.synchronize()
         try:
@@ -136,10 +180,16 @@ class Preloading:
         finally:
             if not inside:
                 self._settle()
-        if inside and freed and self._workload is not None:
+        if (inside or any(user.open for user in self._users())) and freed and self._workload is not None:
             self._press(self._workload, freed)
         self._expected = self._now()
         return freed
+
+    def held_beyond(self, other: Preloading) -> int:
+        """What of the device that it shares with another it holds beyond its budget."""
+        runtime = self._runtime
+        same = runtime.target is other._runtime.target and runtime.offloader.is_here()
+        return runtime.offloader.preloaded() if same else 0
 
     def _now(self) -> tuple[int, int]:
         return self._runtime.offloader.budget() or 0, self._runtime.offloader.preloaded()
@@ -154,7 +204,17 @@ class Preloading:
 
     def _press(self, workload: str, bytes_: int) -> None:
         self._measures = False
-        self._known[workload] = self._policy.pressed(workload, bytes_)
+        # What a step was left is known where that was looked at last.
+        policy = self.beside[-1]._policy if self.beside else self._policy
+        need = policy.pressed(workload, bytes_)
+        self._know(workload, need)
+        user = None if self._with is None else self._with()
+        if user is not None:
+            user._know(workload, need)
+
+    def _know(self, workload: str, need: int) -> None:
+        self._policy.learn(workload, need)
+        self._known[workload] = need
 
     def _settle(self) -> None:
         if self._runtime.group is not None:
@@ -193,10 +253,6 @@ class Preloading:
         finally:
             self._settle()
 
-    def _learn(self, workload: str, need: int) -> None:
-        self._policy.learn(workload, need)
-        self._known[workload] = need
-
 
 def workload_of(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """What tells workloads of a model apart: the method, and the shapes and types of the tensors it is given."""
@@ -217,71 +273,3 @@ def _collect(value: Any, shapes: list[str], prefix: str = "") -> None:
     elif isinstance(value, (list, tuple)):
         for part in value:
             _collect(part, shapes, prefix)
-
-
-_pools: dict[int, tuple[Any, Any]] = {}
-"""By device: the pool, and the functions it calls, which must live as long."""
-
-
-class _Cuda:
-    """What PyTorch's allocator takes on a GPU."""
-
-    def __init__(self, target: Target) -> None:
-        self._device = target.device
-        self._before = 0
-
-    def room(self) -> tuple[int, int]:
-        """What is free, and what the allocator keeps beside that."""
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free, torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-
-    def trim(self) -> None:
-        """Has the allocator give back what it keeps."""
-        torch.cuda.empty_cache()
-
-    def allocating(self) -> AbstractContextManager[None]:
-        """In it, this thread allocates from a pool that asks for room before an allocation fails."""
-        index = self._device.index
-        if index not in _pools:
-            functions = torch.cuda.memory.CUDAPluggableAllocator(
-                _native.__file__, "weightstream_allocate", "weightstream_free"
-            )
-            _pools[index] = (torch.cuda.MemPool(functions.allocator()), functions)
-        return torch.cuda.use_mem_pool(_pools[index][0], self._device)
-
-    def begin(self) -> None:
-        """A step begins that is to be measured."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = torch.cuda.memory_allocated(self._device)
-
-    def end(self) -> int:
-        """What it took at most beyond what was there."""
-        return max(torch.cuda.max_memory_allocated(self._device) - self._before, 0)
-
-
-class _Emulator:
-    """What something else than weights takes on an emulated device: what was occupied on its driver."""
-
-    def __init__(self, target: Target) -> None:
-        self._native = target.native
-        self._before = 0
-
-    def room(self) -> tuple[int, int]:
-        """What is free; nothing is kept beside that."""
-        return self._native.free_memory(), 0
-
-    def trim(self) -> None:
-        """Nothing is kept."""
-
-    def allocating(self) -> AbstractContextManager[None]:
-        """PyTorch allocates nothing there."""
-        return nullcontext()
-
-    def begin(self) -> None:
-        """A step begins that is to be measured."""
-        self._before, _ = self._native.occupied()
-
-    def end(self) -> int:
-        """What it took at most beyond what was there."""
-        _, peak = self._native.occupied()
-        return max(peak - self._before, 0)

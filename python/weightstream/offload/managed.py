@@ -136,7 +136,8 @@ class OffloadObject:
         runs = {
             name: managed.attachment and bool(managed.attachment._runtime.open) for name, managed in self.models.items()
         }
-        return [self.models[name] for name in sorted(self.models, key=lambda name: bool(runs[name]))]
+        models = [self.models[name] for name in sorted(self.models, key=lambda name: bool(runs[name]))]
+        return [*self.shared.values(), *models]
 
     def loaded(self) -> list[str]:
         """The ids of the models that are on their device now."""

@@ -47,23 +47,29 @@ class SharedPart:
 
     def leave(self, leaving: Collection[Runtime]) -> None:
         """These models leave. It goes with the last."""
-        users = (ref() for ref in self._users)
-        stays = any(
-            user is not None and (user.open or (user.offloader.is_here() and user not in leaving)) for user in users
-        )
+        stays = any(user.open or (user.offloader.is_here() and user not in leaving) for user in self.users())
         if not stays and not self._runtime.open and self.is_here():
-            self.group.vacate(self._runtime)
+            self._vacate()
 
     def vacate(self) -> None:
         """Takes it off the device until it, or one of its models, runs. StateError while one does."""
-        users = [user for user in (ref() for ref in self._users) if user is not None]
+        users = self.users()
         if any(user.open for user in users):
             raise StateError(f"{self.shared.name} belongs to a model that is running; it stays until that has ended")
-        self.group.vacate(self._runtime)
+        self._vacate()
         for user in users:
             if user.group is not None:
                 user.group.running = None  # its next step looks again
                 user.shut_doors()
+
+    def users(self) -> list[Runtime]:
+        """The models that have these weights, and are attached."""
+        return [user for user in (ref() for ref in self._users) if user is not None]
+
+    def _vacate(self) -> None:
+        self.group.vacate(self._runtime)
+        if self._runtime.preloading is not None:
+            self._runtime.preloading.forget()
 
     @property
     def _runtime(self) -> Runtime:

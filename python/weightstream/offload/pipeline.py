@@ -127,7 +127,7 @@ def _set_up(
             _prepare(components, parameters, conversion, quantized, shared, steps, done)
             planned = plan_models(components, targets, parameters, lambda name: steps.next("Scanning Sizes", name))
             done.note(planned, models)
-            sizes = {one.managed.name: one.whole for one in planned if one.part is None}
+            sizes = {one.managed.name: one.whole for one in planned}
             _attach(planned, parameters, steps)
             compiled = _named(parameters.compile, list(models))
             set_preloading(components, parameters, company_of(parameters, models), sizes, compiled, done)
