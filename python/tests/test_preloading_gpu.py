@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pipeline_models import Model
+from shared_models import Guided
 
 from weightstream import allocator, offload
 from weightstream.offload.managed import OffloadObject
@@ -126,3 +127,43 @@ def test_an_allocation_that_would_fail_takes_what_was_preloaded(
         assert torch.equal(model(x), reference(x))
     finally:
         allocator.serve_pressure(on=False)
+
+
+@torch.inference_mode()
+def test_what_two_models_share_fills_what_each_leaves_and_gives_it_back() -> None:
+    torch.manual_seed(0)
+    encoder = Model(2048, 12)
+    models = {name: Guided(encoder, 12, 2048).eval() for name in ("prior", "decoder")}
+    references = copy.deepcopy(models)
+    for reference in references.values():
+        reference.bfloat16().cuda()
+    x = torch.randn(64, 2048).bfloat16().cuda()
+    settings = {"quantizeTransformer": False, "budgets": 150, "autoPreload": {}, "coTenantsMap": {}, "device": "cuda"}
+    try:
+        with offload.all(models, **settings) as managed:
+            shared = managed.shared["prior+decoder"].attachment
+
+            def check(name: str, times: int = 1) -> None:
+                for _ in range(times):
+                    assert torch.equal(models[name](x), references[name](x)), name
+
+            for name in ("prior", "decoder", "prior"):
+                check(name, 4)
+                full, copies = shared._runtime.offloader.preloaded(), shared.stats()["copies"]
+                check(name, 2)
+                assert full > 0 and shared.stats()["copies"] == copies, "all of it is resident"
+            fill_but(64 * MIB)
+            check("prior", 3)
+            own = managed.models["prior"].attachment._runtime.offloader
+            assert free() >= 224 * MIB, "256 MiB are left free beside what the step takes"
+            assert shared._runtime.offloader.preloaded() + own.preloaded() > 0
+            FILLERS.clear()
+            torch.cuda.empty_cache()
+            check("decoder", 3)
+            check("prior", 3)
+            assert shared._runtime.offloader.preloaded() == full
+            assert managed.release_preload() > 0 and shared._runtime.offloader.preloaded() == 0
+            check("prior")
+    finally:
+        FILLERS.clear()
+        torch.cuda.empty_cache()
