@@ -272,6 +272,9 @@ class AdapterTarget:
     def series(self) -> int | None:
         """Terms of the series that stands for the inverse in a rotation of inputs; None for the inverse itself."""
     @property
+    def constraint(self) -> float | None:
+        """How long the matrix of each block may be before its rotation is computed; None for any length."""
+    @property
     def transposed(self) -> bool:
         """Whether its difference is laid out as the layer keeps its weight: columns by rows."""
     def merged(

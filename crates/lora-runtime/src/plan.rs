@@ -24,6 +24,8 @@ pub enum AdapterKind {
     OftInputs,
     /// Rotations of inputs in stages of a butterfly.
     BoftInputs,
+    /// Rotations of blocks of an embedding's vectors.
+    OftVectors,
     /// Factors of inputs or of outputs.
     Ia3,
     /// A low-rank product, and a low-rank change of the inputs besides.
@@ -45,6 +47,7 @@ impl AdapterKind {
             Self::Boft => "boft",
             Self::OftInputs => "oft_inputs",
             Self::BoftInputs => "boft_inputs",
+            Self::OftVectors => "oft_vectors",
             Self::Ia3 => "ia3",
             Self::Glora => "glora",
             Self::Diff => "diff",
@@ -104,6 +107,8 @@ pub struct AdapterTarget {
     pub axis: Option<u8>,
     /// Terms of the series that stands for the inverse in the formula of a rotation of inputs; `None` for the inverse itself.
     pub series: Option<u32>,
+    /// How long the matrix of each block may be before its rotation is computed; `None` for any length.
+    pub constraint: Option<f64>,
     /// Whether its difference is laid out as columns by rows, as the layer keeps its weight.
     pub transposed: bool,
 }

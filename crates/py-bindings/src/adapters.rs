@@ -231,6 +231,11 @@ impl AdapterTarget {
     }
 
     #[getter]
+    fn constraint(&self) -> Option<f64> {
+        self.inner.constraint
+    }
+
+    #[getter]
     fn transposed(&self) -> bool {
         self.inner.transposed
     }

@@ -158,6 +158,15 @@ class Adapters(WholeModule):
         if device != self._device:
             self.place(device)
 
+    @property
+    def device(self) -> Optional[torch.device]:
+        """Where it computes."""
+        return self._device
+
+    def strengths(self) -> tuple[Any, ...]:
+        """All multipliers that it depends on."""
+        return tuple(p.values for p in self._patterns()), tuple(m.values() for m in self.magnitudes)
+
     def bias(self) -> Optional[Tensor]:
         """What its adapters add to the bias, in float32."""
         if self.biases is None or self.bias_pattern is None:

@@ -9,18 +9,19 @@ of the weight at a time, in the layer's turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from .strengths import Pattern
+from .strengths import Pattern, is_recorded
 from .terms import Rows, Term
 
 if TYPE_CHECKING:
     from .adapted import Adapters, Stack
 
-__all__ = ["Magnitude", "factors"]
+__all__ = ["Factors", "Magnitude", "factors"]
 
 _CHUNK = 1 << 24
 """Numbers of the weight that are looked at together: 64 MiB of float32."""
@@ -99,3 +100,38 @@ def factors(layer: Adapters, numbers: Tensor) -> list[Tensor]:
                     total += part.square().flatten(2).sum((0, 2)) if part.dim() > 2 else part.square().sum(0)
         done.append((magnitude, magnitude.lengths(*squares)))
     return [factor for _, factor in done]
+
+
+class Factors:
+    """The factors of a layer's magnitudes, kept until a multiplier or the weight changes."""
+
+    def __init__(self) -> None:
+        self._made: list[Tensor] = []
+        self._key: Any = None
+
+    def of(self, layer: Adapters, module: nn.Module, numbers: Callable[[], Tensor]) -> list[Tensor]:
+        """Those of now; `numbers` gives the weight's, in the layer's turn."""
+        if is_recorded():
+            return factors(layer, numbers())
+        key = (layer.strengths(), _written(module))
+        if self._key is None or (layer.device, *key) != self._key:
+            self._key = None
+            found = numbers()
+            layer.on(found.device)
+            made = factors(layer, found)
+            with torch.inference_mode(False), torch.no_grad():
+                if len(self._made) != len(made) or self._made[0].device != made[0].device:
+                    self._made = [factor.clone() for factor in made]
+                else:  # in place: what was captured reads them
+                    for factor, value in zip(self._made, made):
+                        factor.copy_(value)
+            self._key = (layer.device, *key)
+        return self._made
+
+
+def _written(module: nn.Module) -> Optional[tuple[int, int]]:
+    """What changes when somebody writes the weight of a layer; those of attached models are not written."""
+    weight = module._parameters.get("weight")
+    if type(weight) is not nn.Parameter or weight.is_inference():
+        return None
+    return weight.data_ptr(), weight._version

@@ -22,6 +22,14 @@ class InputTerm(Term):
     """A change of the inputs: of a convolution, of each pixel's channels."""
 
     changes = INPUTS
+    of_filter = False
+    """Whether it has no meaning for inputs by themselves, and is computed with the difference to the weight."""
+
+    def given(self, inputs: Tensor, dimensions: int) -> Tensor:
+        """What the layer is given instead of inputs, which have so many dimensions behind the channels."""
+        channels = inputs.movedim(-dimensions - 1, -1) if dimensions else inputs
+        made = self.changed(channels.reshape(-1, channels.shape[-1])).to(inputs.dtype).reshape(channels.shape)
+        return made.movedim(-1, -dimensions - 1) if dimensions else made
 
     def changed(self, rows: Tensor) -> Tensor:
         """What becomes of inputs, a vector of them in each row."""

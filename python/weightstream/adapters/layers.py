@@ -33,6 +33,7 @@ _PRODUCTS: dict[str, tuple[object, ...]] = {
 }
 """The forwards that multiply by the weight and do nothing else."""
 _OF_INPUTS = ("oft_inputs", "boft_inputs", "glora")
+_ROTATIONS = ("oft_inputs", "boft_inputs")
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The types that PyTorch multiplies in."""
 
@@ -93,9 +94,24 @@ class AdaptedLayer:
             return "it is an embedding with a forward of its own, which an adapter cannot be added to"
         if kind in _OF_INPUTS and getattr(self.module, "groups", 1) != 1:
             return "it is a convolution in groups, and the adapter changes inputs of all of them together"
+        if kind in _ROTATIONS and any(size != 1 for size in self.shape[2:]):
+            refusal = self._filter_refusal()
+            if refusal is not None:
+                return refusal
         if self.is_swapped and kind != "diff_bias" and self.is_quantized:
             return "its weight is packed, and the module around it reads it past the layer's forward"
         return None
+
+    def _filter_refusal(self) -> Optional[str]:
+        """Why a rotation of its filter's inputs, as PEFT has it, has no meaning for it; None if it has one."""
+        module = self.module
+        alike = isinstance(module.padding, tuple) and len(set(module.padding)) == len(set(module.stride)) == 1
+        if alike and module.padding_mode == "zeros" and set(module.dilation) == {1}:
+            return None
+        return (
+            f"it is a convolution of stride {module.stride}, padding {module.padding} ({module.padding_mode}) and dilation "
+            f"{module.dilation}, which PEFT computes as another one where it rotates the inputs of filters, and merges as this one"
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import WeightsError
 from .layers import AdaptedLayer
+from .filters import FilterRotationTerm, VectorRotationTerm
 from .inputs import FactorTerm, InputFactorTerm, InputLowRankTerm, InputRotationTerm
 from .rotations import input_stages, output_stages
 from .strengths import Strengths
@@ -25,6 +26,13 @@ __all__ = ["LowRank", "Piece", "read_pieces"]
 _MOST_EXPANDED = 64
 """A Hadamard product of two low-rank products is a low-rank product of their ranks' product. Up to this rank it is stacked
 with the others, which moves few bytes; above, it is formed where it is used."""
+
+_ROTATIONS = {
+    "oft_inputs": "input rotation",
+    "boft_inputs": "input rotation",
+    "oft_vectors": "vector rotation",
+}
+"""Kinds of a plan that rotate, all but those of outputs."""
 
 Rows = Optional[tuple[int, int]]
 
@@ -75,6 +83,10 @@ class Piece:
             return RotationTerm(pattern, parts["stages"], parts.get("rescale"), self.kind == "boft", self.rows)
         if self.kind == "input rotation":
             return InputRotationTerm(pattern, parts["stages"])
+        if self.kind == "filter rotation":
+            return FilterRotationTerm(pattern, parts["stages"])
+        if self.kind == "vector rotation":
+            return VectorRotationTerm(pattern, parts["stages"])
         if self.kind == "input low-rank":
             return InputLowRankTerm(pattern, parts["down"], parts["up"])
         if self.kind == "input factors":
@@ -89,8 +101,12 @@ def read_pieces(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer)
     parts = _parts(target, tensors)
     rows, dtype = _pair(target.rows), layer.dtype
     made: list[Piece] = []
-    if target.kind in ("oft_inputs", "boft_inputs"):
-        made.append(Piece("input rotation", 1.0, tensors={"stages": input_stages(parts, target.series)}))
+    if target.kind in _ROTATIONS:
+        kind = _ROTATIONS[target.kind]
+        if kind == "input rotation" and any(size != 1 for size in layer.shape[2:]):
+            kind = "filter rotation"
+        stages = {"stages": input_stages(parts, target.series, target.constraint)}
+        made.append(Piece(kind, 1.0, tensors=stages))
         if "gain" in parts:
             made.append(Piece("gain", 1.0, rows, tensors={"factors": parts["gain"]}))
     elif target.kind == "ia3":
@@ -135,7 +151,7 @@ def _read_piece(target: Any, parts: dict[str, Tensor], layer: AdaptedLayer, dtyp
     elif target.kind in ("oft", "boft"):
         # What was written as the bound of a rotation is no scale.
         piece.tensors = {
-            "stages": _as(output_stages(parts, piece.scale, piece.kind, _outputs(piece, layer)), torch.float32)
+            "stages": output_stages(parts, piece.scale, piece.kind, _outputs(piece, layer), target.constraint)
         }
         if "rescale" in parts:
             piece.tensors["rescale"] = parts["rescale"].float()

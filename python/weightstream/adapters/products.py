@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import WeightsError
 from ..quant.layers import QuantConv1d, QuantConv2d, QuantConv3d, QuantLinear
 from .adapted import Adapters, Inner
-from .dora import factors
+from .dora import Factors
 from .layers import AdaptedLayer
 from .numbers import is_plain, plain_forward, weight_numbers
 from .pieces import Piece
@@ -41,8 +41,7 @@ class _ProductAdapters(Adapters):
         self._has_float8 = plain_forward(layer.module, _nothing) is not _nothing
         # The forward of such a layer cannot compute, so that there is none to leave it to.
         self._always |= self._has_float8
-        self._factors: list[Tensor] = []
-        self._key: Any = None
+        self._factors = Factors()
 
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's outputs with its adapters."""
@@ -50,7 +49,9 @@ class _ProductAdapters(Adapters):
         if not is_recorded() and self.is_idle():
             return base(*args, **kwargs)
         inputs, args, kwargs = _split(args, kwargs)
-        found = self._scales(module, base, inputs) if len(self.magnitudes) else []
+        found: list[Tensor] = []
+        if len(self.magnitudes):
+            found = self._factors.of(self, module, lambda: self._numbers(module, base, inputs))
         # From the last magnitude in to the first: what it multiplies, those before it have been given already.
         given = [inputs] * (len(found) + 1)
         for number in range(len(found) - 1, -1, -1):
@@ -60,6 +61,10 @@ class _ProductAdapters(Adapters):
         self.on(outputs.device)
         if not self._is_fresh:
             outputs = outputs.clone()
+        filters = [term for term in self.live_terms(INPUTS) if term.of_filter]
+        if filters:  # its own outputs too, for what changes those
+            numbers = self._numbers(module, base, inputs)
+            outputs = self._with(module, outputs, given[0], None, [term.delta(numbers) for term in filters])
         outputs = self._add(module, outputs, given[0])
         bias = module._parameters.get("bias") if found else None
         for number, magnitude in enumerate(self.magnitudes):
@@ -74,38 +79,16 @@ class _ProductAdapters(Adapters):
 
     def _given(self, inputs: Tensor) -> Tensor:
         """What the layer is given."""
-        found = list(self.live_terms(INPUTS))
+        found = [term for term in self.live_terms(INPUTS) if not term.of_filter]
         if not found:
             return inputs
         self.on(inputs.device)
-        at = inputs.dim() - self.dimensions - 1
-        channels = inputs.movedim(at, -1) if self.dimensions else inputs
-        rows = channels.reshape(-1, channels.shape[-1])
-        made = rows
+        if len(found) == 1:
+            return found[0].given(inputs, self.dimensions)
+        made = inputs
         for term in found:
-            made = made + (term.changed(rows) - rows) if len(found) > 1 else term.changed(rows)
-        made = made.to(inputs.dtype).reshape(channels.shape)
-        return made.movedim(-1, at) if self.dimensions else made
-
-    def _scales(self, module: nn.Module, base: Inner, inputs: Tensor) -> list[Tensor]:
-        """The factors of its magnitudes, computed anew if a multiplier or the weight changed."""
-        if is_recorded():
-            return factors(self, self._numbers(module, base, inputs))
-        strengths = tuple(p.values for p in self._patterns()), tuple(m.values() for m in self.magnitudes)
-        key = (self._device, strengths, _written(module))
-        if key != self._key:
-            self._key = None
-            numbers = self._numbers(module, base, inputs)
-            self.on(numbers.device)
-            made = factors(self, numbers)
-            with torch.inference_mode(False), torch.no_grad():
-                if len(self._factors) != len(made) or self._factors[0].device != made[0].device:
-                    self._factors = [factor.clone() for factor in made]
-                else:  # in place: what was captured reads them
-                    for factor, value in zip(self._factors, made):
-                        factor.copy_(value)
-            self._key = (self._device, *key[1:])
-        return self._factors
+            made = made + (term.given(inputs, self.dimensions) - inputs)
+        return made
 
     def _numbers(self, module: nn.Module, base: Inner, inputs: Tensor) -> Tensor:
         dtype = inputs.dtype if inputs.is_floating_point() else torch.bfloat16
@@ -114,6 +97,10 @@ class _ProductAdapters(Adapters):
 
     def _by_channel(self, vector: Tensor) -> Tensor:
         return vector.reshape(-1, *[1] * self.dimensions)
+
+    def _with(self, module: Any, outputs: Tensor, inputs: Tensor, stack: Any, deltas: list[Tensor]) -> Tensor:
+        """A convolution's outputs with those of stacked factors, and of differences to its weight."""
+        raise NotImplementedError
 
     def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
         raise NotImplementedError
@@ -252,14 +239,6 @@ class ConvolutionAdapters(_ProductAdapters):
     def _like(self, outputs: Tensor) -> Tensor:
         """A tensor of the weight's shape, of which nobody reads the numbers."""
         return torch.empty(1, dtype=torch.float32, device=outputs.device).expand(self._shape)
-
-
-def _written(module: nn.Module) -> Optional[tuple[int, int]]:
-    """What changes when somebody writes the weight of a layer; those of attached models are not written."""
-    weight = module._parameters.get("weight")
-    if type(weight) is not nn.Parameter or weight.is_inference():
-        return None
-    return weight.data_ptr(), weight._version
 
 
 def _plain_weights(

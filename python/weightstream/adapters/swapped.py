@@ -5,7 +5,7 @@ parts' weights to one operator, such as `nn.MultiheadAttention`. The parameter o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,25 @@ from torch.nn import functional as F
 
 from ..calls import WholeModule
 from ..uncompiled import uncompiled
-from .adapted import Adapters, Inner
-from .dora import factors, scaled
+from .adapted import Adapters, Inner, Stack
+from .dora import Factors, factors, scaled
 from .layers import AdaptedLayer
-from .numbers import is_float8
+from .numbers import is_float8, weight_numbers
 from .pieces import Piece
 from .strengths import Strengths, is_recorded
-from .terms import BESIDE
+from .terms import BESIDE, OUTPUTS
 
 __all__ = ["EmbeddingAdapters", "Swap", "SwappedAdapters"]
 
 
 class EmbeddingAdapters(Adapters):
-    """An embedding's adapters, whole differences and low-rank ones: their rows are looked up beside its own."""
+    """An embedding's adapters: rows of whole differences and of low-rank ones are looked up beside its own, which may be rotated. A
+    magnitude is of the columns, so that its factors multiply what is looked up."""
+
+    def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
+        super().__init__(layer, pieces, strengths)
+        self._columns = layer.shape[1]
+        self._factors = Factors()
 
     def forward(self, module: nn.Module, inner: Inner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The rows with the differences'."""
@@ -33,13 +39,29 @@ class EmbeddingAdapters(Adapters):
         if not is_recorded() and self.is_idle():
             return outputs
         self.on(outputs.device)
+        dtype = outputs.dtype
         indices = args[0] if args else kwargs["input"]
-        if self.stack is not None and self.stack.is_live():
-            down, up, strength = self.stack.live()
-            outputs = outputs + ((F.embedding(indices, up) * strength).to(down.dtype) @ down).to(outputs.dtype)
+        turned = list(self.live_terms(OUTPUTS))
+        if turned:
+            own = outputs.float().reshape(-1, self._columns)
+            for term in turned:
+                outputs = outputs + (term.rotated(own) - own).reshape(outputs.shape).to(dtype)
+        outputs = _looked_up(self.stack, indices, outputs)
         for term in self.live_terms(BESIDE):
-            outputs = outputs + (F.embedding(indices, term.weight) * term.strength).to(outputs.dtype)
+            outputs = outputs + (F.embedding(indices, term.weight) * term.strength).to(dtype)
+        if len(self.magnitudes):
+            found = self._factors.of(self, module, lambda: weight_numbers(module, inner, self._columns, dtype))
+            for magnitude, factor in zip(self.magnitudes, found):
+                outputs = (_looked_up(magnitude.stack, indices, outputs) * factor).to(dtype)
         return outputs
+
+
+def _looked_up(stack: Optional[Stack], indices: Tensor, outputs: Tensor) -> Tensor:
+    """Outputs with rows of stacked low-rank adapters."""
+    if stack is None or not stack.is_live():
+        return outputs
+    down, up, strength = stack.live()
+    return outputs + ((F.embedding(indices, up) * strength).to(down.dtype) @ down).to(outputs.dtype)
 
 
 class SwappedAdapters(Adapters):

@@ -179,6 +179,7 @@ mod tests {
             ("ia3_l", Role::Scales),
             ("lora_embedding_A", Role::EmbeddingA),
             ("lora_embedding_B", Role::EmbeddingB),
+            ("oft_embedding_R.weight", Role::EmbeddingBlocks),
             ("a1.weight", Role::InputUp),
             ("a2.weight", Role::InputDown),
             ("b1.weight", Role::Up),
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn what_is_not_applied_says_why() {
         assert!(parse_key("a.set_weight").unwrap_err().contains("replaces"));
-        assert!(parse_key("a.oft_embedding_R.weight").unwrap_err().contains("embedding"));
+        assert!(parse_key("a.on_input").unwrap_err().contains("LyCORIS"));
         assert!(parse_key("a.lora_A.bias").unwrap_err().contains("upper factor"));
         assert!(parse_key("a.weight").unwrap_err().contains("none of an adapter's"));
         for key in ["", ".", "lora_A.weight", ".alpha", "_lora.down.weight", "alpha"] {

@@ -88,6 +88,8 @@ roles! {
     EmbeddingA = "embedding_a",
     /// The upper factor of it: its columns by rank.
     EmbeddingB = "embedding_b",
+    /// What stands above the diagonals of antisymmetric matrices, row by row: rotations of blocks of an embedding's vectors.
+    EmbeddingBlocks = "embedding_blocks",
     /// The upper factor of a low-rank change of inputs: inputs by rank.
     InputUp = "input_up",
     /// The lower factor of it: rank by inputs.
@@ -125,6 +127,7 @@ impl Role {
             "ia3_l" => Self::Scales,
             "lora_embedding_A" => Self::EmbeddingA,
             "lora_embedding_B" => Self::EmbeddingB,
+            "oft_embedding_R" => Self::EmbeddingBlocks,
             "a1" => Self::InputUp,
             "a2" => Self::InputDown,
             _ => return None,
@@ -134,7 +137,6 @@ impl Role {
     /// What is known of an adapter's ending that is not applied.
     pub(super) fn unapplied(segment: &str) -> Option<Unknown> {
         Some(match segment {
-            "oft_embedding_R" => "rotations of an embedding's vectors are not applied",
             "on_input" => "(IA)3 adapters of LyCORIS are not applied",
             _ => return None,
         })

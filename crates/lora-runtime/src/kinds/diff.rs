@@ -16,6 +16,7 @@ fn made(kind: AdapterKind, tensor: &AdapterTensor) -> Adapter<'_> {
         axis: None,
         cut: Cut::Parts(&[Role::Diff]),
         series: None,
+        constraint: None,
     }
 }
 

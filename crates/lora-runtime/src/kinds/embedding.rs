@@ -1,4 +1,5 @@
-//! Low-rank changes of embeddings as PEFT writes them, both factors transposed: rank by rows, and columns by rank.
+//! Low-rank changes of embeddings as PEFT writes them, both factors transposed: rank by rows, and columns by rank. A magnitude of
+//! theirs is of the columns, and has one number for each.
 
 use super::{Adapter, Cut, Made, Parts, Rule, Shape, matrix, mismatch, need, rank, refuse, take};
 use crate::key::Role;
@@ -10,9 +11,6 @@ pub(super) const ROLES: &[Role] = &[Role::EmbeddingA, Role::EmbeddingB];
 pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
     if layer.kind != LayerKind::Embedding {
         return refuse(format!("it is for an embedding, and the layer is of the kind {}", layer.kind));
-    }
-    if parts.contains_key(&Role::Magnitude) {
-        return refuse("it has a DoRA magnitude, which is not applied to embeddings");
     }
     let (a, b) = (need(parts, Role::EmbeddingA, "low-rank")?, need(parts, Role::EmbeddingB, "low-rank")?);
     let ((r, rows), (columns, own)) = (matrix(a)?, matrix(b)?);
@@ -29,14 +27,27 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
     if columns != layer.columns() {
         return mismatch(b, &[layer.columns(), r], layer);
     }
+    let magnitude = parts.get(&Role::Magnitude);
+    if let Some(tensor) = magnitude {
+        if tensor.key.contains("dora_scale") {
+            return refuse(format!(
+                "{:?} is a magnitude as LyCORIS spells it, which has none of embeddings, beside factors as PEFT spells them",
+                tensor.key
+            ));
+        }
+        if !matches!(tensor.shape[..], [n] | [1, n] if n == layer.columns()) {
+            return mismatch(tensor, &[layer.columns()], layer);
+        }
+    }
     let cut = Cut::Never("it changes an embedding");
     Ok(Adapter {
         kind: AdapterKind::Lora,
-        parts: take(parts, ROLES),
+        parts: take(parts, &[ROLES, &[Role::Magnitude]].concat()),
         rank: r,
         rule: Rule::OverRank,
-        axis: None,
+        axis: magnitude.map(|_| 1),
         cut,
         series: None,
+        constraint: None,
     })
 }

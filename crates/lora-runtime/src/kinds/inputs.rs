@@ -1,12 +1,15 @@
 //! What changes a layer's inputs: PEFT's rotations, in blocks or in the stages of a butterfly, and the low-rank change of `GLoRA`.
+//! Beside them PEFT's rotations of an embedding's vectors, which are written alike.
 
 use super::{Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, matrix, mismatch, refuse, take};
 use super::{low_rank as plain, need};
 use crate::file::AdapterTensor;
 use crate::key::Role;
+use crate::layers::LayerKind;
 use crate::plan::AdapterKind;
 
 pub(super) const ROTATIONS: &[Role] = &[Role::PackedBlocks, Role::HalfBlocks, Role::Gain];
+pub(super) const VECTORS: &[Role] = &[Role::EmbeddingBlocks];
 pub(super) const LOW_RANK: &[Role] =
     &[Role::Down, Role::Up, Role::Mid, Role::UpBias, Role::InputUp, Role::InputDown];
 
@@ -17,8 +20,7 @@ pub(super) fn rotations<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
     let (kind, tensor, blocks, size) = match (parts.get(&Role::PackedBlocks), parts.get(&Role::HalfBlocks)) {
         (Some(_), Some(_)) => return refuse("its rotations are there twice, packed and as matrices"),
         (Some(packed), None) => {
-            let [blocks, numbers] = packed.shape[..] else { return no_blocks(packed) };
-            let Some(size) = size_of_packed(numbers) else { return no_blocks(packed) };
+            let (blocks, size) = unpacked(packed)?;
             (AdapterKind::OftInputs, *packed, blocks, size)
         }
         (None, half) => {
@@ -37,12 +39,7 @@ pub(super) fn rotations<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
             }
         }
     };
-    if size == 0 || size > MAX_BLOCK {
-        return refuse(format!(
-            "the blocks of {:?} are of {size} rows; 1 to {MAX_BLOCK} are rotated",
-            tensor.key
-        ));
-    }
+    sized(tensor, size)?;
     let turned = if kind == AdapterKind::Oft { layer.rows() } else { layer.columns() };
     // One block may stand for all of them.
     let shared = blocks == 1 && turned.is_multiple_of(size) && kind != AdapterKind::BoftInputs;
@@ -55,9 +52,18 @@ pub(super) fn rotations<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
         return mismatch(tensor, &wanted, layer);
     }
     if kind != AdapterKind::Oft && layer.filter().iter().any(|n| *n != 1) {
-        return refuse(
-            "it rotates the inputs of a convolution's filter, of which its trainer computes one thing and merges another",
-        );
+        if layer.kind != LayerKind::Conv2d || layer.filter()[0] != layer.filter()[1] {
+            return refuse(format!(
+                "it rotates the inputs of a filter of {:?}, and PEFT has that of square filters in two dimensions alone",
+                layer.filter()
+            ));
+        }
+        if parts.contains_key(&Role::PackedBlocks) {
+            return refuse(
+                "it rotates patches of a convolution's inputs, which PEFT puts back elsewhere than it took them from, and merges a filter \
+                 that gives something else: nobody can say which of both was meant",
+            );
+        }
     }
     if let Some(gain) = parts.get(&Role::Gain)
         && (gain.elements() != Some(layer.rows()) || !gain.shape.contains(&layer.rows()))
@@ -72,7 +78,61 @@ pub(super) fn rotations<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
         _ => Cut::Parts(&[Role::Gain]),
     };
     let rule = if kind == AdapterKind::Oft { Rule::Bound } else { Rule::None };
-    Ok(Adapter { kind, parts: take(parts, ROTATIONS), rank: size, rule, axis: None, cut, series: None })
+    Ok(Adapter {
+        kind,
+        parts: take(parts, ROTATIONS),
+        rank: size,
+        rule,
+        axis: None,
+        cut,
+        series: None,
+        constraint: None,
+    })
+}
+
+/// Rotations of blocks of an embedding's vectors.
+pub(super) fn vectors<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
+    if layer.kind != LayerKind::Embedding {
+        return refuse(format!("it is for an embedding, and the layer is of the kind {}", layer.kind));
+    }
+    if parts.contains_key(&Role::Magnitude) {
+        return refuse("it has a rotation and a DoRA magnitude, which do not go together");
+    }
+    let tensor = need(parts, Role::EmbeddingBlocks, "OFT")?;
+    let (blocks, size) = unpacked(tensor)?;
+    sized(tensor, size)?;
+    let columns = layer.columns();
+    // One block may stand for all of them.
+    if blocks.checked_mul(size) != Some(columns) && !(blocks == 1 && columns.is_multiple_of(size)) {
+        return mismatch(tensor, &[columns / size, size * (size - 1) / 2], layer);
+    }
+    Ok(Adapter {
+        kind: AdapterKind::OftVectors,
+        parts: take(parts, VECTORS),
+        rank: size,
+        rule: Rule::None,
+        axis: None,
+        cut: Cut::Never("it changes an embedding"),
+        series: None,
+        constraint: None,
+    })
+}
+
+/// How many blocks a tensor of packed ones holds, and the rows of each.
+fn unpacked(tensor: &AdapterTensor) -> Made<(u64, u64)> {
+    match tensor.shape[..] {
+        [blocks, numbers] => {
+            size_of_packed(numbers).map_or_else(|| no_blocks(tensor), |size| Ok((blocks, size)))
+        }
+        _ => no_blocks(tensor),
+    }
+}
+
+fn sized(tensor: &AdapterTensor, size: u64) -> Made<()> {
+    if (1..=MAX_BLOCK).contains(&size) {
+        return Ok(());
+    }
+    refuse(format!("the blocks of {:?} are of {size} rows; 1 to {MAX_BLOCK} are rotated", tensor.key))
 }
 
 /// Rows of an antisymmetric matrix with so many numbers above its diagonal.

@@ -58,6 +58,7 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         axis,
         cut,
         series: None,
+        constraint: None,
     })
 }
 

@@ -93,6 +93,8 @@ pub(crate) struct Adapter<'a> {
     pub(crate) cut: Cut,
     /// Terms of a series, where one is used.
     pub(crate) series: Option<u32>,
+    /// How long each block's matrix may be, where a configuration constrains rotations.
+    pub(crate) constraint: Option<f64>,
 }
 
 impl Adapter<'_> {
@@ -122,12 +124,13 @@ type Make<'a> = fn(&Parts<'a>, &Shape) -> Made<Adapter<'a>>;
 pub(crate) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Vec<Adapter<'a>>> {
     // Where inputs are changed by a low-rank product, the plain one belongs to it.
     let plain = !parts.contains_key(&Role::InputUp) && !parts.contains_key(&Role::InputDown);
-    let families: [(&[Role], Make<'a>); 7] = [
+    let families: [(&[Role], Make<'a>); 8] = [
         (
             if plain { low_rank::ROLES } else { inputs::LOW_RANK },
             if plain { low_rank::make } else { inputs::low_rank },
         ),
         (embedding::ROLES, embedding::make),
+        (inputs::VECTORS, inputs::vectors),
         (inputs::ROTATIONS, inputs::rotations),
         (factors::ROLES, factors::make),
         (product::HADAMARD, product::hadamard),
@@ -142,14 +145,15 @@ pub(crate) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Vec<Adapter<'a>
     }
     for (roles, make) in families {
         if present(roles) {
-            let of_embeddings = roles == embedding::ROLES || roles == low_rank::ROLES;
+            let of_embeddings =
+                roles == embedding::ROLES || roles == inputs::VECTORS || roles == low_rank::ROLES;
             let fits = layer.kind.is_product() || layer.kind == LayerKind::Embedding && of_embeddings;
             if !fits {
                 return refuse(format!(
                     "a layer of the kind {} takes {} only",
                     layer.kind,
                     if layer.kind == LayerKind::Embedding {
-                        "low-rank adapters and whole differences"
+                        "low-rank adapters, rotations of its vectors and whole differences"
                     } else {
                         "whole differences"
                     }

@@ -74,6 +74,7 @@ pub(super) fn hadamard<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>
         axis,
         cut,
         series: None,
+        constraint: None,
     })
 }
 
@@ -104,7 +105,16 @@ pub(super) fn kronecker<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
     let rule = if r.is_some() { Rule::OverRank } else { Rule::One };
     let cut = if axis == Some(1) { COLUMN_MAGNITUDE } else { Cut::Product };
     let parts = take(parts, &[KRONECKER, &[Role::Magnitude]].concat());
-    Ok(Adapter { kind: AdapterKind::Lokr, parts, rank: r.unwrap_or(0), rule, axis, cut, series: None })
+    Ok(Adapter {
+        kind: AdapterKind::Lokr,
+        parts,
+        rank: r.unwrap_or(0),
+        rule,
+        axis,
+        cut,
+        series: None,
+        constraint: None,
+    })
 }
 
 struct Factor<'a> {

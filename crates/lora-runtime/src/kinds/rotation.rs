@@ -54,5 +54,6 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         axis: None,
         cut,
         series: None,
+        constraint: None,
     })
 }

@@ -5,10 +5,15 @@ use super::matrix::Matrix;
 use crate::error::{LoraError, Result};
 use crate::key::Role;
 use crate::kinds::size_of_packed;
+use crate::plan::AdapterKind;
 
 /// Rotates the columns of a weight, and multiplies its rows.
 pub(super) fn rotate(given: &Given<'_>, weight: &mut [f64], columns: usize, multiplier: f64) -> Result<()> {
-    let (stages, size) = blocks(given, multiplier)?;
+    let (mut stages, size) = blocks(given, multiplier)?;
+    if given.target.kind == AdapterKind::OftVectors {
+        // An embedding's vectors are rotated, and not what is given to a product with them: the other way around.
+        stages.iter_mut().flatten().for_each(|block| *block = block.transposed());
+    }
     let half = size / 2;
     for (stage, blocks) in stages.iter().enumerate() {
         let chunk = size << stage;
@@ -46,8 +51,9 @@ pub(super) fn rotate(given: &Given<'_>, weight: &mut [f64], columns: usize, mult
 /// The rotations of all stages, a part of the way from standing still, and their size.
 fn blocks(given: &Given<'_>, multiplier: f64) -> Result<(Vec<Vec<Matrix>>, usize)> {
     let one = |at: usize, n: usize| if at / n == at % n { 1.0 } else { 0.0 };
-    let (skew, stages, size): (Vec<Matrix>, usize, usize) = if given.has(Role::PackedBlocks) {
-        let (part, numbers) = given.part(Role::PackedBlocks)?;
+    let packed = [Role::PackedBlocks, Role::EmbeddingBlocks].into_iter().find(|role| given.has(*role));
+    let (mut skew, stages, size): (Vec<Matrix>, usize, usize) = if let Some(role) = packed {
+        let (part, numbers) = given.part(role)?;
         let count = part.shape.last().copied().unwrap_or(1).max(1);
         let size = size_of_packed(count).unwrap_or(1) as usize;
         let unpacked = numbers.chunks_exact(count as usize).map(|packed| {
@@ -65,6 +71,7 @@ fn blocks(given: &Given<'_>, multiplier: f64) -> Result<(Vec<Vec<Matrix>>, usize
         let size = part.shape.last().copied().unwrap_or(1).max(1) as usize;
         let stages = if part.shape.len() == 4 { part.shape[0] as usize } else { 1 };
         let halves = numbers.chunks_exact(size * size).map(|block| {
+            let block = constrained(block, given.target.constraint);
             let at = |row: usize, column: usize| block[row * size + column];
             Matrix::new(
                 size,
@@ -73,6 +80,11 @@ fn blocks(given: &Given<'_>, multiplier: f64) -> Result<(Vec<Vec<Matrix>>, usize
         });
         (halves.collect(), stages, size)
     };
+    if packed.is_some() {
+        for block in &mut skew {
+            block.numbers = constrained(&block.numbers, given.target.constraint);
+        }
+    }
     let mut turned = Vec::with_capacity(skew.len());
     for (number, block) in skew.iter().enumerate() {
         let rotation = if let Some(terms) = given.target.series {
@@ -94,6 +106,13 @@ fn blocks(given: &Given<'_>, multiplier: f64) -> Result<(Vec<Vec<Matrix>>, usize
     }
     let per_stage = (turned.len() / stages.max(1)).max(1);
     Ok((turned.chunks(per_stage).map(<[Matrix]>::to_vec).collect(), size))
+}
+
+/// A block's matrix, made as long as the constraint lets it be if it is longer.
+pub(super) fn constrained(block: &[f64], constraint: Option<f64>) -> Vec<f64> {
+    let length = block.iter().map(|n| n * n).sum::<f64>().sqrt();
+    let factor = constraint.filter(|bound| length > *bound).map_or(1.0, |bound| bound / length);
+    block.iter().map(|n| n * factor).collect()
 }
 
 /// I + 2S + 2S² + … with the last power once, and with three terms as with four: as PEFT sums it.

@@ -88,6 +88,7 @@ pub fn delta(target: &AdapterTarget, values: &Values<'_>) -> Result<Vec<f64>> {
         | AdapterKind::Boft
         | AdapterKind::OftInputs
         | AdapterKind::BoftInputs
+        | AdapterKind::OftVectors
         | AdapterKind::Ia3
         | AdapterKind::Glora
         | AdapterKind::DiffBias => {
@@ -137,7 +138,7 @@ pub fn merged_weight(
     match target.kind {
         AdapterKind::DiffBias => return Err(not_changed(target, "weight")),
         AdapterKind::Oft | AdapterKind::Boft => rotate::apply(&given, part, columns, multiplier)?,
-        AdapterKind::OftInputs | AdapterKind::BoftInputs => {
+        AdapterKind::OftInputs | AdapterKind::BoftInputs | AdapterKind::OftVectors => {
             inputs::rotate(&given, part, columns, multiplier)?;
         }
         AdapterKind::Ia3 => {

@@ -1,6 +1,7 @@
 //! Rotations of outputs, in blocks or in the stages of a butterfly, as `LyCORIS` defines them.
 
 use super::Given;
+use super::inputs::constrained;
 use super::matrix::Matrix;
 use crate::error::{LoraError, Result};
 use crate::key::Role;
@@ -67,6 +68,7 @@ fn rotations(given: &Given<'_>, multiplier: f64) -> Result<(usize, Vec<Matrix>)>
     if role == Role::HalfBlocks {
         // Half of it, and turning the other way.
         for block in &mut blocks {
+            block.numbers = constrained(&block.numbers, given.target.constraint);
             block.numbers.iter_mut().for_each(|number| *number /= -2.0);
         }
     }

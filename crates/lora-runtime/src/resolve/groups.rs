@@ -166,7 +166,7 @@ impl Group<'_> {
                 family: self.family,
                 rows: shape.rows(),
             };
-            scales.settle(&mut adapter, &owner)?;
+            scales.settle(&mut adapter, &owner, &shape)?;
             if adapter.changes_inputs() && pieces.iter().any(|piece| piece.to.is_some()) {
                 return refuse(
                     "it changes the inputs of one part of a fused layer, whose other parts are given the same ones",
@@ -224,6 +224,7 @@ fn target(layers: &Layers, adapter: &Adapter<'_>, piece: &Piece, rows: u64) -> M
         scale: 1.0,
         axis: adapter.axis,
         series: adapter.series,
+        constraint: adapter.constraint,
         transposed: layer.kind == LayerKind::LinearTransposed && adapter.kind == AdapterKind::Diff,
     })
 }

@@ -5,12 +5,12 @@ mod fields;
 
 use std::collections::BTreeSet;
 
-use fields::{Fields, Told};
+use fields::{Fields, Told, Tuning};
 
 use crate::error::Result;
 use crate::file::{AdapterFile, AdapterTensor};
 use crate::key::Role;
-use crate::kinds::{Adapter, Made, Rule, refuse};
+use crate::kinds::{Adapter, Made, Rule, Shape, refuse};
 use crate::names::Family;
 use crate::plan::AdapterKind;
 
@@ -18,6 +18,8 @@ use crate::plan::AdapterKind;
 const MAX_TERMS: u64 = 64;
 /// Terms that PEFT uses unless it is told otherwise.
 const USUAL_TERMS: u32 = 5;
+/// How small PEFT keeps constrained rotations unless it is told otherwise.
+const USUAL_FREEDOM: f64 = 6e-5;
 
 /// Whose scale is asked for.
 pub(super) struct Owner<'a> {
@@ -57,14 +59,22 @@ impl Scales {
     }
 
     /// Settles what the tensors of an adapter leave open and its configuration says.
-    pub(super) fn settle(&mut self, adapter: &mut Adapter<'_>, owner: &Owner<'_>) -> Made<()> {
+    pub(super) fn settle(&mut self, adapter: &mut Adapter<'_>, owner: &Owner<'_>, shape: &Shape) -> Made<()> {
         let tuning = &self.config.tuning;
-        let rotates =
-            adapter.parts.contains_key(&Role::PackedBlocks) || adapter.parts.contains_key(&Role::HalfBlocks);
-        if rotates && tuning.constrained {
-            return refuse("its configuration constrains its rotations (\"coft\"), which is not applied");
+        if tuning.constrained {
+            adapter.constraint = constraint(tuning, adapter, shape)?;
         }
-        if adapter.parts.contains_key(&Role::PackedBlocks) {
+        let has = |role| adapter.parts.contains_key(&role);
+        if has(Role::PackedBlocks)
+            && shape.kind.is_convolution()
+            && self.config.kind.as_deref() != Some("OFT")
+        {
+            return refuse(
+                "trainers that write rotations of a convolution's inputs so rotate them differently, and no adapter_config.json beside the \
+                 file says that PEFT made it: put it there",
+            );
+        }
+        if has(Role::PackedBlocks) || has(Role::EmbeddingBlocks) {
             adapter.series = match tuning.series {
                 Some((false, _)) => None,
                 Some((true, Some(terms @ 1..=MAX_TERMS))) => u32::try_from(terms).ok(),
@@ -169,6 +179,39 @@ impl Scales {
             let rank = rank.filter(|rank| *rank > 0.0).unwrap_or(1.0);
             alpha / if root { rank.sqrt() } else { rank }
         }))
+    }
+}
+
+/// How long the matrix of each block may be where PEFT constrains rotations; `None` for what it does not rotate.
+fn constraint(tuning: &Tuning, adapter: &Adapter<'_>, shape: &Shape) -> Made<Option<f64>> {
+    let packed = adapter.parts.get(&Role::PackedBlocks).or_else(|| adapter.parts.get(&Role::EmbeddingBlocks));
+    let Some(tensor) = packed.or_else(|| adapter.parts.get(&Role::HalfBlocks)) else { return Ok(None) };
+    let freedom = match &tuning.freedom {
+        None => USUAL_FREEDOM,
+        Some(Ok(freedom)) => *freedom,
+        Some(Err(text)) => {
+            return refuse(format!(
+                "its configuration constrains its rotations (\"coft\") by {text} (\"eps\"), which is no number from 0 up"
+            ));
+        }
+    };
+    if adapter.kind == AdapterKind::BoftInputs {
+        return refuse(
+            "its configuration constrains its rotations (\"coft\"), which PEFT has not for butterflies",
+        );
+    }
+    let blocks = tensor.shape.first().copied().unwrap_or(1).max(1) as f64;
+    let before = if packed.is_some() {
+        1.0
+    } else {
+        // Earlier versions took it times the square of the outputs of a block, also where inputs are in blocks.
+        let turned = if adapter.kind == AdapterKind::Oft { shape.rows() } else { shape.columns() };
+        let all = (turned / adapter.rank.max(1)).max(1);
+        shape.rows().div_ceil(all) as f64
+    };
+    match freedom * before * before / blocks.sqrt() {
+        bound if bound.is_finite() => Ok(Some(bound)),
+        bound => refuse(format!("its configuration constrains its rotations (\"coft\") by {bound}")),
     }
 }
 

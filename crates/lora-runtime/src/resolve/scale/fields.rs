@@ -57,6 +57,8 @@ pub(super) struct Tuning {
     pub(super) series: Option<(bool, Option<u64>)>,
     /// Whether rotations are kept small, which changes them where they are used.
     pub(super) constrained: bool,
+    /// How small; what it is instead of a number is kept for a message.
+    pub(super) freedom: Option<Result<f64, String>>,
     /// The layers whose inputs have factors: names, or one pattern.
     pub(super) feedforward: Option<Vec<String>>,
 }
@@ -74,6 +76,9 @@ impl Tuning {
                 .and_then(Value::as_bool)
                 .map(|is| (is, entries.get("num_cayley_neumann_terms").and_then(Value::as_u64))),
             constrained: entries.get("coft").is_some_and(truth),
+            freedom: entries
+                .get("eps")
+                .map(|value| number(value).filter(|eps| *eps >= 0.0).ok_or_else(|| value.to_string())),
             feedforward: entries.get("feedforward_modules").and_then(texts),
         }
     }

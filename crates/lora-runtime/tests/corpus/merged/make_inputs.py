@@ -2,7 +2,7 @@
 write and merge them. `make.py` says what such a file holds.
 
 Run with PEFT 0.21.2 and LyCORIS installed: `python make_inputs.py`; then `python make_inputs.py old` with PEFT 0.12.0 and again with
-0.15.0, whose rotations are others under like names.
+0.15, whose rotations are others under like names.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ def old() -> None:
     for name, r, share in (("", 4, False), ("_shared", 2, True)):
         config = OFTConfig(r=r, block_share=share, init_weights=False, target_modules=["lin", "square"])
         peft(f"peft_{version}_oft{name}", config, ("oft_r", "oft_s"))
+        config = OFTConfig(
+            r=r, block_share=share, init_weights=False, target_modules=["lin", "square", "same"], coft=True, eps=0.09
+        )
+        peft(f"peft_{version}_coft{name}", config, ("oft_r", "oft_s"))
+    peft(f"peft_{version}_oft_conv", OFTConfig(r=2, init_weights=False, target_modules=["same"]), ("oft_r", "oft_s"))
 
 
 def main() -> None:
@@ -106,6 +111,15 @@ def main() -> None:
     peft("peft_oft_terms", OFTConfig(r=2, oft_block_size=0, num_cayley_neumann_terms=3, **options), ("oft_R",), 0.1)
     peft("peft_oft_exact", OFTConfig(r=2, oft_block_size=0, use_cayley_neumann=False, **options), ("oft_R",))
     peft("peft_oft_shared", OFTConfig(r=0, oft_block_size=4, block_share=True, **options), ("oft_R",), 0.1)
+    peft("peft_coft", OFTConfig(r=0, oft_block_size=4, coft=True, eps=0.5, **options), ("oft_R",), 0.1)
+    shared = OFTConfig(r=2, oft_block_size=0, coft=True, eps=0.1, block_share=True, use_cayley_neumann=False, **options)
+    peft("peft_coft_shared", shared, ("oft_R",), 0.1)
+    vectors = OFTConfig(r=0, oft_block_size=3, init_weights=False, target_modules=["embed"])
+    peft("peft_oft_embedding", vectors, ("oft_embedding_R",), 0.1)
+    vectors = OFTConfig(r=0, oft_block_size=3, init_weights=False, target_modules=["embed"], coft=True, eps=0.2)
+    peft("peft_coft_embedding", vectors, ("oft_embedding_R",), 0.1)
+    decomposed = LoraConfig(r=3, lora_alpha=5, target_modules=["embed", "lin"], use_dora=True)
+    peft("peft_embedding_dora", decomposed, ("lora_",))
     peft("peft_boft", BOFTConfig(boft_block_size=4, **options), ("boft_R", "boft_s"))
 
     class Blocks:
@@ -119,6 +133,10 @@ def main() -> None:
     boft.FastBlockDiag = Blocks
     two = BOFTConfig(boft_block_size=4, boft_n_butterfly_factor=2, **options)
     peft("peft_boft_two", two, ("boft_R", "boft_s"))
+    options["target_modules"] = ["same"]
+    for factor in (1, 2):
+        config = BOFTConfig(boft_block_size=6, boft_n_butterfly_factor=factor, **options)
+        peft(f"peft_boft_conv{factor}", config, ("boft_R", "boft_s"))
     options["target_modules"] = ["lin"]
     three = BOFTConfig(boft_block_size=4, boft_n_butterfly_factor=3, **options)
     peft("peft_boft_three", three, ("boft_R", "boft_s"))
