@@ -238,7 +238,7 @@ class AdapterTarget:
         """The layer, or the bare parameter, by the model's name."""
     @property
     def kind(self) -> str:
-        """ "lora" (DoRA with a part "magnitude"), "loha", "lokr", "oft", "boft", "oft_inputs", "boft_inputs", "ia3", "glora", "diff" (of a weight or
+        """ "lora" (DoRA with a part "magnitude"), "loha", "lokr", "oft", "boft", "oft_inputs", "boft_inputs", "oft_vectors", "ia3", "glora", "diff" (of a weight or
         parameter), "diff_bias"."""
     @property
     def parts(self) -> dict[str, tuple[str, int | None, int | None]]:

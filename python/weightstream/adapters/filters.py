@@ -17,7 +17,7 @@ __all__ = ["FilterRotationTerm", "VectorRotationTerm"]
 class FilterRotationTerm(InputRotationTerm):
     """The inputs of whole filters are rotated, which only the weight can be."""
 
-    of_filter = True
+    by_weight = True
 
     def delta(self, numbers: Tensor) -> Tensor:
         """The difference to the weight."""

@@ -22,8 +22,6 @@ class InputTerm(Term):
     """A change of the inputs: of a convolution, of each pixel's channels."""
 
     changes = INPUTS
-    of_filter = False
-    """Whether it has no meaning for inputs by themselves, and is computed with the difference to the weight."""
 
     def given(self, inputs: Tensor, dimensions: int) -> Tensor:
         """What the layer is given instead of inputs, which have so many dimensions behind the channels."""

@@ -86,13 +86,13 @@ class AdaptedLayer:
         weight = self.module._parameters.get(self.parameter)
         return weight is not None and is_plain(weight) and weight.dtype in _COMPUTED
 
-    def refusal(self, kind: str) -> Optional[str]:
-        """Why an adapter of a kind cannot be computed on it; None if it can."""
+    def refusal(self, kind: str, axis: Optional[int] = None) -> Optional[str]:
+        """Why an adapter of a kind, with numbers along an axis, cannot be computed on it; None if it can."""
         if isinstance(self.leaf, nn.RNNBase):
             return f"a {type(self.leaf).__name__} keeps its weights in a list of its own, which adapters cannot change"
         if self.kind == "embedding" and type(self.module).forward not in (nn.Embedding.forward, QuantEmbedding.forward):
             return "it is an embedding with a forward of its own, which an adapter cannot be added to"
-        if kind in _OF_INPUTS and getattr(self.module, "groups", 1) != 1:
+        if (kind in _OF_INPUTS or (kind == "ia3" and axis == 1)) and getattr(self.module, "groups", 1) != 1:
             return "it is a convolution in groups, and the adapter changes inputs of all of them together"
         if kind in _ROTATIONS and any(size != 1 for size in self.shape[2:]):
             refusal = self._filter_refusal()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
@@ -16,10 +16,12 @@ from .layers import AdaptedLayer
 from .numbers import is_plain, plain_forward, weight_numbers
 from .pieces import Piece
 from .strengths import Pattern, Strengths, is_recorded
-from .terms import BESIDE, INPUTS, OUTPUTS
+from .terms import BESIDE, INPUTS, OUTPUTS, RotationTerm
 
 __all__ = ["ConvolutionAdapters", "LinearAdapters"]
 
+Numbers = Callable[[], Tensor]
+"""Gives the layer's weight, in its turn."""
 _FRESH = tuple(
     cls.forward
     for cls in (nn.Linear, QuantLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, QuantConv1d, QuantConv2d, QuantConv3d)
@@ -32,6 +34,7 @@ class _ProductAdapters(Adapters):
 
     dimensions = 0
     """Of the outputs behind the channels."""
+    _groups = 1
 
     def __init__(self, layer: AdaptedLayer, pieces: Sequence[tuple[int, Piece]], strengths: Strengths) -> None:
         super().__init__(layer, pieces, strengths)
@@ -55,17 +58,13 @@ class _ProductAdapters(Adapters):
         # From the last magnitude in to the first: what it multiplies, those before it have been given already.
         given = [inputs] * (len(found) + 1)
         for number in range(len(found) - 1, -1, -1):
-            scale = self._by_channel(found[number]) if self.magnitudes[number].axis == 1 else None
+            scale = self._by_channel(found[number].repeat(self._groups)) if self.magnitudes[number].axis == 1 else None
             given[number] = given[number + 1] if scale is None else given[number + 1] * scale.to(inputs.dtype)
         outputs = base(self._given(given[0]), *args, **kwargs)
         self.on(outputs.device)
         if not self._is_fresh:
             outputs = outputs.clone()
-        filters = [term for term in self.live_terms(INPUTS) if term.of_filter]
-        if filters:  # its own outputs too, for what changes those
-            numbers = self._numbers(module, base, inputs)
-            outputs = self._with(module, outputs, given[0], None, [term.delta(numbers) for term in filters])
-        outputs = self._add(module, outputs, given[0])
+        outputs = self._add(module, outputs, given[0], lambda: self._numbers(module, base, inputs))
         bias = module._parameters.get("bias") if found else None
         for number, magnitude in enumerate(self.magnitudes):
             outputs = self._add_decomposed(module, outputs, given[number], number)
@@ -79,7 +78,7 @@ class _ProductAdapters(Adapters):
 
     def _given(self, inputs: Tensor) -> Tensor:
         """What the layer is given."""
-        found = [term for term in self.live_terms(INPUTS) if not term.of_filter]
+        found = [term for term in self.live_terms(INPUTS) if not term.by_weight]
         if not found:
             return inputs
         self.on(inputs.device)
@@ -98,11 +97,7 @@ class _ProductAdapters(Adapters):
     def _by_channel(self, vector: Tensor) -> Tensor:
         return vector.reshape(-1, *[1] * self.dimensions)
 
-    def _with(self, module: Any, outputs: Tensor, inputs: Tensor, stack: Any, deltas: list[Tensor]) -> Tensor:
-        """A convolution's outputs with those of stacked factors, and of differences to its weight."""
-        raise NotImplementedError
-
-    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
+    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor, numbers: Numbers) -> Tensor:
         raise NotImplementedError
 
     def _add_decomposed(self, module: nn.Module, outputs: Tensor, inputs: Tensor, number: int) -> Tensor:
@@ -157,13 +152,13 @@ class LinearAdapters(_ProductAdapters):
         outputs = inner(*args)
         if outputs.dtype != down.dtype or outputs.device != self._device or not outputs.is_contiguous():
             self.on(outputs.device)
-            return self._add(module, outputs, inputs)
+            return self._add(module, outputs, inputs, lambda: self._numbers(module, inner, inputs))
         rows = inputs.to(outputs.device, outputs.dtype)
         made = (rows.reshape(-1, rows.shape[-1]) @ down.t()).mul_(strength)
         outputs.view(-1, outputs.shape[-1]).addmm_(made, up.t())
         return outputs
 
-    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
+    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor, numbers: Numbers) -> Tensor:
         made = outputs.reshape(-1, outputs.shape[-1])
         rows = _rows(inputs, made)
         own: Optional[Tensor] = None
@@ -198,12 +193,26 @@ class ConvolutionAdapters(_ProductAdapters):
         super().__init__(layer, pieces, strengths)
         self.dimensions = len(layer.shape) - 2
         self._shape = layer.shape
-        self._grouped = layer.module.groups != 1
+        self._groups = layer.module.groups
+        for term in self.terms:
+            if (
+                isinstance(term, RotationTerm)
+                and self._groups != 1
+                and not term.stays_within(self.outputs // self._groups)
+            ):
+                # Its rows then meet inputs of another group than they did, as no outputs would.
+                term.by_weight = True
 
-    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor) -> Tensor:
-        numbers = self._like(outputs)
-        deltas = [term.delta(numbers) for term in self.live_terms(BESIDE)]
+    def _add(self, module: nn.Module, outputs: Tensor, inputs: Tensor, numbers: Numbers) -> Tensor:
+        like = self._like(outputs)
+        deltas = [term.delta(like) for term in self.live_terms(BESIDE)]
+        filters = [term for term in self.live_terms(INPUTS) if term.by_weight]
+        if filters:  # of its own outputs too, which others change
+            weight = numbers()
+            outputs = self._with(module, outputs, inputs, None, [term.delta(weight) for term in filters])
         turned = list(self.live_terms(OUTPUTS))
+        deltas += [term.delta(numbers()) for term in turned if term.by_weight]
+        turned = [term for term in turned if not term.by_weight]
         if turned:
             bias = module._parameters.get("bias")
             own = outputs if bias is None else outputs - self._by_channel(bias.to(outputs.dtype))
@@ -225,7 +234,7 @@ class ConvolutionAdapters(_ProductAdapters):
     def _with(self, module: Any, outputs: Tensor, inputs: Tensor, stack: Any, deltas: list[Tensor]) -> Tensor:
         inputs = inputs.to(outputs.dtype)
         if stack is not None and stack.is_live():
-            if self._grouped:
+            if self._groups != 1:
                 deltas = [*deltas, stack.delta(0, self.outputs).reshape(self._shape)]
             else:
                 down, up, strength = stack.live()

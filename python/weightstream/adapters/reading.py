@@ -73,7 +73,7 @@ def read_adapter(
     for target in plan.targets():
         poll()
         layer = model.by_name[target.layer]
-        refusal = layer.refusal(target.kind)
+        refusal = layer.refusal(target.kind, target.axis)
         if refusal is not None:
             raise WeightsError(f"{layer.name}: {refusal}")
         pieces.setdefault(target.layer, []).extend(read_pieces(target, tensors, layer))

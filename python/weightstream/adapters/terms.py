@@ -28,6 +28,8 @@ class Term(nn.Module):
     """Whether it is computed also while its multiplier is 0."""
     changes = BESIDE
     """Of outputs: it is made of the layer's own ones, less their bias, before anything is added to them."""
+    by_weight = False
+    """Whether it has no meaning for inputs or outputs by themselves, and is computed with the difference to the weight."""
 
     def __init__(self, pattern: Pattern, rows: Rows = None, cut: Rows = None) -> None:
         """`rows` of the layer are what it changes, None for all; `cut` are the rows of its own product that those get."""
@@ -172,6 +174,11 @@ class RotationTerm(Term):
             self.rescale = None
         else:
             self.keep("rescale", rescale.reshape(-1) - 1)
+
+    def stays_within(self, outputs: int) -> bool:
+        """Whether no output depends on one of another group of so many."""
+        span = self.stages.shape[-1] * 2 ** (len(self.stages) - 1)
+        return outputs % span == 0
 
     def rotated(self, columns: Tensor) -> Tensor:
         """What becomes of outputs, a vector of them in each row."""
