@@ -137,3 +137,83 @@ def test_a_budget_error_says_how_its_sum_is_made(tmp_path: Path) -> None:
         words = text.split(" bytes of device memory")[0].split()
         ring = int(text.split("beside the model: ")[1].split()[0])
         assert int(words[-1]) == ring + outside and ring >= block
+
+
+def overflowing(blocks: int, size: int) -> Tensor:
+    """Blocks whose antisymmetric part is infinite."""
+    whole = torch.full((blocks, size, size), 1.7e308, dtype=torch.float64)
+    return whole.triu(1) - whole.tril(-1)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"oft_blocks": overflowing(4, 16)},
+        {"oft_r": overflowing(4, 8), "oft_s": torch.ones(64, 1)},
+        {"oft_R.weight": torch.full((4, 28), 1e38)},
+        {"boft_R": overflowing(4, 8).expand(2, -1, -1, -1), "boft_s": torch.ones(64, 1)},
+    ],
+    ids=lambda tensors: next(iter(tensors)),
+)
+def test_a_rotation_that_cannot_be_computed_is_refused_and_the_others_are_loaded(tensors: Any, tmp_path: Path) -> None:
+    made, x = model(), inputs()
+    good = adapter("lora").write(tmp_path / "good.safetensors")
+    offload.load_loras_into_model(made, good)
+    wanted = run(made, x)
+    bad = str(write(tmp_path / "bad.safetensors", {f"blocks.1.up.{key}": value for key, value in tensors.items()}))
+    assert offload.load_loras_into_model(made, [bad, good]) == [good]
+    assert made._loras_errors[0][0] == bad
+    assert "blocks.1.up: its rotation cannot be computed" in made._loras_errors[0][1]
+    assert same_bits(run(made, x), wanted)
+
+
+def test_a_scale_that_float32_does_not_hold_is_refused_and_a_product_with_a_multiplier_overflows(
+    tmp_path: Path,
+) -> None:
+    made, given, x = model(), adapter("lora", blocks=[0]), inputs()
+    plain = run(made, x)
+    huge = {key: torch.tensor(1e300, dtype=torch.float64) if "alpha" in key else v for key, v in given.tensors.items()}
+    reason = refused(made, str(write(tmp_path / "a.safetensors", huge)))
+    assert "too large for float32" in reason and "blocks.0.up" in reason, reason
+    assert same_bits(run(made, x), plain)
+    large = {key: torch.tensor(1e30) if "alpha" in key else value for key, value in given.tensors.items()}
+    path = str(write(tmp_path / "b.safetensors", large))
+    assert offload.load_loras_into_model(made, path, 1e30) == [path]
+    assert not torch.isfinite(run(made, x)).all()  # as the sum in that type is, and no error of an operator
+    offload.activate_loras(made, [0], [0.0])
+    assert same_bits(run(made, x), plain)
+
+
+@pytest.mark.parametrize(
+    "kind", ["lora", "dora", "lokr", "lokr of factors", "loha", "diff", "glora", "conv", "conv loha"]
+)
+def test_factors_with_dimensions_of_one_behind_are_the_same(kind: str, tmp_path: Path) -> None:
+    made, given, x = model(), adapter(kind, blocks=[1]), inputs()
+    path = given.write(tmp_path / "a.safetensors")
+    assert offload.load_loras_into_model(made, path) == [path]
+    wanted = run(made, x)
+    for key in list(given.tensors):
+        behind = dict(given.tensors)
+        for name in behind:
+            if name.split(".")[3:] == key.split(".")[3:] and behind[name].dim() == 2:
+                behind[name] = behind[name].unsqueeze(-1)
+        path = str(write(tmp_path / "b.safetensors", behind))
+        if offload.load_loras_into_model(made, path) == [path]:
+            assert torch.allclose(run(made, x), wanted, atol=1e-6), key
+        else:
+            assert "blocks.1." in made._loras_errors[0][1], (key, made._loras_errors)
+
+
+@pytest.mark.parametrize("kind", ["dora", "dora by column", "conv dora"])
+def test_a_length_that_overflows_gives_no_numbers_and_not_zeros(kind: str, tmp_path: Path) -> None:
+    made, given, x = model(), adapter(kind, blocks=[0]), inputs()
+    plain = run(made, x)
+    tensors = {key: value.clone() for key, value in given.tensors.items()}
+    for key, value in tensors.items():
+        if "lora_down" in key:
+            value.view(-1)[0] = 1e38
+    path = str(write(tmp_path / "a.safetensors", tensors))
+    assert offload.load_loras_into_model(made, path) == [path]
+    assert not torch.isfinite(run(made, x)).all()
+    offload.unload_loras_from_model(made)
+    assert same_bits(run(made, x), plain)

@@ -1,4 +1,5 @@
-//! PEFT's rotations of more than a vector of inputs, and constrained ones: what is applied, what is refused, and the numbers.
+//! PEFT's rotations of filters and of embeddings, and constrained ones: what is applied, what is refused, and the numbers; and scales
+//! that no layer multiplies by.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -139,4 +140,17 @@ fn a_block_shorter_than_its_constraint_is_left_as_it_is() {
     let (got, free) = (merged(config, [0.1, 0.5, -3.0, 0.0]), merged(OFT, [0.1, edge, -edge, 0.0]));
     assert!(got.iter().zip(&free).all(|(a, b)| (a - b).abs() < 1e-12));
     assert_eq!(merged(config, [0.1, 0.02, 0.0, -0.1]), merged(OFT, [0.1, 0.02, 0.0, -0.1]));
+}
+
+#[test]
+fn a_scale_that_float32_does_not_hold_is_refused() {
+    let tensors: Tensors<'_> =
+        &[("line.lora_down.weight", &[2, 8]), ("line.lora_up.weight", &[12, 2]), ("line.alpha", &[])];
+    for (alpha, fits) in [(6e38, true), (8e38, false), (-1e300, false)] {
+        let mut file = file("", tensors);
+        file.scalars.insert("line.alpha".into(), alpha);
+        let plan = file.plan(&layers());
+        assert_eq!(plan.refused.is_empty(), fits, "{alpha}: {}", plan.report());
+        assert!(fits || reasons(&plan).contains("too large for float32"));
+    }
 }

@@ -58,6 +58,8 @@ class Magnitude(nn.Module):
             wanted = self.magnitude
         wanted = before + self.strength * (wanted - before)
         factor = torch.where(after > 0, wanted / after, torch.ones_like(after))
+        # Squares that overflow would make rows of zeros, which look like numbers.
+        factor = torch.where(torch.isfinite(after), factor, after * torch.nan)
         if self.rows is not None:
             inside = torch.zeros_like(factor, dtype=torch.bool)
             inside[self.rows[0] : self.rows[1]] = True

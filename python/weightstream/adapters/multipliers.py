@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import WeightsError
+from .strengths import LARGEST
 
 __all__ = ["Multiplier", "at_step", "read_multipliers", "read_step"]
 
-_LARGEST = 3.4028234663852886e38
-"""Of float32, in which they are kept."""
 Multiplier = tuple[float, ...]
 """One value a step; the last one stays."""
 
@@ -50,7 +49,7 @@ def _read(number: int, given: Any) -> Multiplier:
             f"multiplier {number} is {given!r}; give a number, or a list of numbers with one for each step"
         )
     read = tuple(float(value) for value in values)
-    if not all(math.isfinite(value) and abs(value) <= _LARGEST for value in read):
+    if not all(math.isfinite(value) and abs(value) <= LARGEST for value in read):
         raise WeightsError(f"multiplier {number} is {given!r}, which is no finite number in float32")
     return read
 

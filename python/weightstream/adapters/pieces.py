@@ -6,7 +6,7 @@ of in float32 is rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -33,6 +33,12 @@ _ROTATIONS = {
     "oft_vectors": "vector rotation",
 }
 """Kinds of a plan that rotate, all but those of outputs."""
+
+_MATRICES = (
+    *("up", "w1", "w1_a", "w1_b", "w2_a", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
+    *("embedding_a", "embedding_b", "input_up", "input_down"),
+)
+"""Parts that are matrices, of any layer."""
 
 Rows = Optional[tuple[int, int]]
 
@@ -98,14 +104,14 @@ class Piece:
 
 def read_pieces(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer) -> list[Piece]:
     """What a target of a plan comes down to, with its tensors in the type that the layer computes in."""
-    parts = _parts(target, tensors)
+    parts = {role: _flat(role, part, layer) for role, part in _parts(target, tensors).items()}
     rows, dtype = _pair(target.rows), layer.dtype
     made: list[Piece] = []
     if target.kind in _ROTATIONS:
         kind = _ROTATIONS[target.kind]
         if kind == "input rotation" and any(size != 1 for size in layer.shape[2:]):
             kind = "filter rotation"
-        stages = {"stages": input_stages(parts, target.series, target.constraint)}
+        stages = {"stages": _turned(layer, lambda: input_stages(parts, target.series, target.constraint))}
         made.append(Piece(kind, 1.0, tensors=stages))
         if "gain" in parts:
             made.append(Piece("gain", 1.0, rows, tensors={"factors": parts["gain"]}))
@@ -124,6 +130,14 @@ def read_pieces(target: Any, tensors: Mapping[str, Tensor], layer: AdaptedLayer)
 
 def _parts(target: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {role: _cut(tensors[key], first, past) for role, (key, first, past) in target.parts.items()}
+
+
+def _flat(role: str, part: Tensor, layer: AdaptedLayer) -> Tensor:
+    """A factor without dimensions of 1 behind its first two, which plans accept of every factor that is a matrix."""
+    inner = len(layer.shape) == 2 and role in ("down", "diff", "w2", "w2_b")
+    if part.dim() > 2 and (inner or role in _MATRICES) and all(size == 1 for size in part.shape[2:]):
+        return part.reshape(part.shape[:2])
+    return part
 
 
 def _read_piece(target: Any, parts: dict[str, Tensor], layer: AdaptedLayer, dtype: torch.dtype) -> Piece:
@@ -151,7 +165,10 @@ def _read_piece(target: Any, parts: dict[str, Tensor], layer: AdaptedLayer, dtyp
     elif target.kind in ("oft", "boft"):
         # What was written as the bound of a rotation is no scale.
         piece.tensors = {
-            "stages": output_stages(parts, piece.scale, piece.kind, _outputs(piece, layer), target.constraint)
+            "stages": _turned(
+                layer,
+                lambda: output_stages(parts, piece.scale, piece.kind, _outputs(piece, layer), target.constraint),
+            )
         }
         if "rescale" in parts:
             piece.tensors["rescale"] = parts["rescale"].float()
@@ -162,6 +179,20 @@ def _read_piece(target: Any, parts: dict[str, Tensor], layer: AdaptedLayer, dtyp
         diff = next(iter(parts.values()))
         piece.tensors = {"diff": _as(diff.t().contiguous() if target.transposed else diff, dtype)}
     return piece
+
+
+def _turned(layer: AdaptedLayer, stages: Callable[[], Tensor]) -> Tensor:
+    """Rotations, if there are such."""
+    try:
+        made = stages()
+    except torch.linalg.LinAlgError:
+        made = None
+    if made is None or not torch.isfinite(made).all():
+        raise WeightsError(
+            f"{layer.name}: its rotation cannot be computed, since a matrix of it has no inverse or numbers of it are too large. The "
+            f"file is damaged, or its training diverged"
+        )
+    return made
 
 
 def _read_low_rank(piece: Piece, parts: dict[str, Tensor], layer: AdaptedLayer, dtype: torch.dtype) -> None:

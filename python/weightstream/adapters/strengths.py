@@ -18,6 +18,8 @@ from torch import Tensor
 
 __all__ = ["Pattern", "Strengths", "is_recorded"]
 
+LARGEST = 3.4028234663852886e38
+"""Of float32, in which multipliers are kept."""
 Span = tuple[int, float, int]
 """The number of an active adapter, what its multiplier is multiplied by, and for how many rows."""
 
@@ -63,6 +65,8 @@ class Pattern:
         self.live = None if first is None else (first, last)
         factors = {factor for start, factor in rows if first is not None and first <= start < last}
         self.common = factors.pop() if len(factors) == 1 else None
+        if self.common is not None and abs(self.common) > LARGEST:
+            self.common = None  # a tensor of it is infinite, and no operator takes it as a number
         self.values = tuple(multipliers[adapter] for adapter, _, _ in self.spans)
 
 

@@ -123,6 +123,22 @@ impl Scales {
         owner: &Owner<'_>,
         file: &AdapterFile,
     ) -> Made<f64> {
+        let scale = self.any_scale(adapter, alpha, owner, file)?;
+        // Layers multiply in that type.
+        if adapter.rule == Rule::Bound || scale.abs() <= f64::from(f32::MAX) {
+            Ok(scale)
+        } else {
+            refuse(format!("its scale is {scale:e}, which is too large for float32"))
+        }
+    }
+
+    fn any_scale(
+        &mut self,
+        adapter: &Adapter<'_>,
+        alpha: Option<&AdapterTensor>,
+        owner: &Owner<'_>,
+        file: &AdapterFile,
+    ) -> Made<f64> {
         let value = alpha.map(|tensor| value(tensor, file)).transpose()?;
         let low_rank = adapter.kind == AdapterKind::Lora;
         let wants_dora = self.config.dora || self.header.dora_for(owner.family);
