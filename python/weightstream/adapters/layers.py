@@ -16,7 +16,7 @@ from torch import nn
 from ..calls import LEAVES
 from ..quant.layers import QuantEmbedding
 from ..quant.module import QuantModule
-from .numbers import is_plain
+from .numbers import is_computed, is_plain
 
 __all__ = ["AdaptedLayer", "compute_dtype", "layers_of"]
 
@@ -98,6 +98,9 @@ class AdaptedLayer:
             refusal = self._filter_refusal()
             if refusal is not None:
                 return refusal
+        if self.kind in _PRODUCTS and is_computed(self.module):
+            if self.leaf is not None or type(self.module).forward not in _PRODUCTS[self.kind]:
+                return "its weight is computed by a parametrization, and its forward is its own: there is no parameter to change"
         if self.is_swapped and kind != "diff_bias" and self.is_quantized:
             return "its weight is packed, and the module around it reads it past the layer's forward"
         return None

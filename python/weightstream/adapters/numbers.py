@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..guard import ManagedParameter
 from ..quant.module import QuantModule
 
-__all__ = ["is_float8", "is_plain", "plain_forward", "weight_numbers"]
+__all__ = ["is_computed", "is_float8", "is_plain", "plain_forward", "weight_numbers"]
 
 _ROWS = 1024
 """Rows of the identity that are multiplied at once."""
@@ -28,6 +29,8 @@ def weight_numbers(module: nn.Module, base: Callable[..., Tensor], columns: int,
     if isinstance(module, QuantModule):
         return module._effective(module._quant_parts(), dtype)
     weight = module._parameters.get("weight")
+    if is_computed(module):
+        return module.weight
     if weight is not None:
         if is_plain(weight):
             if weight.is_floating_point():
@@ -35,6 +38,13 @@ def weight_numbers(module: nn.Module, base: Callable[..., Tensor], columns: int,
         elif not isinstance(weight, ManagedParameter) and type(weight).dequantize is not Tensor.dequantize:
             return weight.dequantize()
     return _measured(module, base, columns, dtype)
+
+
+def is_computed(module: nn.Module) -> bool:
+    """Whether its weight is made of other parameters at each call: by a parametrization, or as PyTorch's older norms and pruning do."""
+    if "weight" in module._parameters or isinstance(module, QuantModule):
+        return False
+    return is_parametrized(module, "weight") or any(name in module._parameters for name in ("weight_g", "weight_orig"))
 
 
 def is_plain(tensor: Tensor) -> bool:
