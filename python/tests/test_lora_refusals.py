@@ -217,3 +217,11 @@ def test_a_length_that_overflows_gives_no_numbers_and_not_zeros(kind: str, tmp_p
     assert not torch.isfinite(run(made, x)).all()
     offload.unload_loras_from_model(made)
     assert same_bits(run(made, x), plain)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_complex_alpha_is_refused_and_not_read_by_half() -> None:
+    given = adapter("lora", blocks=[0])
+    key = "blocks.0.up.alpha"
+    reason = refused(model(), {**given.tensors, key: torch.tensor(2 + 1j)})
+    assert key in reason, reason

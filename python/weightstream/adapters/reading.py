@@ -92,7 +92,7 @@ def _described(tensors: Mapping[str, Tensor]) -> tuple[list[tuple[str, str, list
         if kind is None:
             raise WeightsError(f"{key} is {tensor.dtype}, which no adapter is made of")
         described.append((key, kind, list(tensor.shape)))
-        if tensor.numel() == 1:
+        if tensor.numel() == 1 and not tensor.is_complex():
             scalars[key] = float(tensor.reshape(()).double())
     return described, scalars
 
