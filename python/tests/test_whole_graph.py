@@ -295,7 +295,7 @@ def test_a_backend_that_copies_weights_is_found_out() -> None:
 
 @pytest.mark.parametrize("block", [Hiding, HidingProduct])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_block_hides_is_right_or_refused(backend: str, block: type[nn.Module]) -> None:
+def test_what_a_block_hides_is_right(backend: str, block: type[nn.Module]) -> None:
     make, x = seeded(lambda: Revealing(block)), inputs()
     expected = compiled_resident(make, backend, x)
     torch._dynamo.reset()
@@ -304,10 +304,7 @@ def test_what_a_block_hides_is_right_or_refused(backend: str, block: type[nn.Mod
         attachment.compile(backend=backend)
         run(model, x)
         for _ in range(2):
-            try:
-                assert same_bits(run(model, x), expected)
-            except weightstream.ForwardError as error:
-                assert "copies weights" in str(error)  # noqa: PT017, either is right
+            assert same_bits(run(model, x), expected)
 
 
 def test_blocks_and_layers_called_alone_compute_uncompiled() -> None:
@@ -320,11 +317,7 @@ def test_blocks_and_layers_called_alone_compute_uncompiled() -> None:
             assert same_bits(run(model.blocks[2], x), expected)
             assert same_bits(run(model.blocks[2].up, x), up)
         kept = model.blocks[2].forward
-        try:
-            assert same_bits(run(torch.compile(model.blocks[2], backend="eager"), x), expected)
-        except weightstream.StateError as error:
-            # Either is right: whether the compiler takes the turn into its graph depends on what it has met before.
-            assert "outside the model's forward" in str(error)  # noqa: PT017
+        assert same_bits(run(torch.compile(model.blocks[2], backend="eager"), x), expected)
         run(model, inputs())
     assert same_bits(run(kept, x), expected)
     assert "forward" not in model.__dict__ and "forward" not in model.blocks[2].__dict__

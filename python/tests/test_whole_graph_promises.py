@@ -63,21 +63,22 @@ def test_reads_move_before_an_enter_that_changes_no_weights(monkeypatch: pytest.
     library._destroy()
 
 
+def nothing_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has turns end without what the block read and made."""
+    from weightstream import graph_crossing
+
+    monkeypatch.setattr(graph_crossing, "_cross", lambda *_: False)
+
+
 def test_reads_move_behind_a_leave_that_changes_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     library = promising(monkeypatch, "late", ENTER, LEAVE.replace("(b!)", ""))
+    nothing_crosses(monkeypatch)
     assert not same(seeded(Revealing), "inductor")
     library._destroy()
 
 
-def test_reads_that_move_behind_a_leave_are_found_by_the_addresses() -> None:
-    with pytest.raises(weightstream.ForwardError, match="copies weights of blocks.0"):
-        same(seeded(Revealing), "inductor")
-
-
-def test_reads_move_behind_a_leave_that_does_not_see_what_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weightstream import whole_graph
-
-    monkeypatch.setattr(whole_graph, "_tensors", lambda values: [])
+def test_reads_that_move_behind_a_leave_are_found_by_the_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_crosses(monkeypatch)
     with pytest.raises(weightstream.ForwardError, match="copies weights of blocks.0"):
         same(mlp, "inductor")
 

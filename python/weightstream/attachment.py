@@ -239,8 +239,7 @@ class Attachment:
                 raise StateError("the model is detached; compile the plain model by torch.compile")
             blocks = {id(block.module) for block in streaming_blocks(self._ownership)}
             check_whole(name, self._ownership, id(self._model) not in blocks, options)
-            settings = {"mode": mode, "dynamic": dynamic, "options": options}
-            self._steps.compile(WholeGraph(name, self._runtime, backend, **settings))
+            self._steps.compile(WholeGraph(name, self._runtime, backend, mode, dynamic, options))
 
     def stats(self) -> dict[str, Any]:
         """Counters since attach: steps, visits, copies, their bytes and their cost. The last ones if detached."""

@@ -28,11 +28,12 @@ def uncompiled(function: FunctionType) -> FunctionType:
 
 
 @cache
-def keep_package_uncompiled() -> None:
-    """Marks the code of every function of this package. Does nothing to anything else, and nothing the second time."""
+def keep_package_uncompiled(late: str | None = None) -> None:
+    """Marks the code of every function of this package, or of its module `late`, which was imported after that. Does nothing
+    to anything else, and nothing the second time."""
     skip = _skipper()
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == __package__:
+        if name == late or (late is None and name.split(".")[0] == __package__):
             for code in _codes(vars(module), name):
                 skip(code)
 

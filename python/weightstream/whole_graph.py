@@ -17,15 +17,16 @@ from typing import Any, Union
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from . import graph_operators
 from .compiled import refuse_freezing
 from .errors import ModelError, NotAvailableError, StateError
 from .gradients import refuse_grad
+from .graph_crossing import crossing_backend
 from .graph_operators import GraphTurns
 from .ownership import Block, Ownership
 from .running import Runtime
+from .uncompiled import keep_package_uncompiled, uncompiled
 from .wrap import Forward
 
 __all__ = ["VERSION", "WholeGraph", "check_whole"]
@@ -71,12 +72,22 @@ def check_whole(name: str, ownership: Ownership, roots: bool, options: Mapping[s
 class WholeGraph:
     """The compiled forwards of one model and the traced turns in them."""
 
-    def __init__(self, name: str, runtime: Runtime, backend: Backend, **settings: Any) -> None:
-        """`settings` are those of `torch.compile`."""
+    def __init__(
+        self,
+        name: str,
+        runtime: Runtime,
+        backend: Backend,
+        mode: str | None,
+        dynamic: bool | None,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        """The settings are those of `torch.compile`; StateError for those that it refuses."""
+        keep_package_uncompiled(__name__)
         self._name = name
-        self._backend = _in_place if backend == "aot_eager" else backend
-        self._settings = settings
+        self._compiler, self._settings = _resolved(backend, mode, dynamic, dict(options or {}))
         self._turns = GraphTurns(runtime)
+        self._running: list[bool] = []
+        """Not empty while the model's graph is traced or runs: a block that somebody compiled alone is not part of it."""
         self._opened: list[int] = []
         """Units whose turn is open where the compiler is tracing; empty otherwise."""
         self._weights: dict[int, tuple[Tensor, list[Tensor]]] = {}
@@ -94,24 +105,24 @@ class WholeGraph:
     def wrap(self, retired: list[bool], unit: int, inner: Forward, uncompiled: Forward) -> Forward:
         """The forward `inner` as a turn of `unit`, or within one that is open. The compiler traces into it, and calls that are
         not compiled, of a block or a method alone, go to `uncompiled`."""
-        (turn, weights), order, opened = self._weights[unit], self._turns.order, self._opened
+        (turn, weights), order, opened, running = self._weights[unit], self._turns.order, self._opened, self._running
         enter, leave = graph_operators.enter, graph_operators.leave
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if not running or not torch.compiler.is_compiling():
                 return uncompiled(*args, **kwargs)
             if retired or unit in opened:
                 return inner(*args, **kwargs)
             opened.append(unit)
             try:
                 enter(turn, order, weights)
-                result = inner(*args, **kwargs)
-                # The arguments too, as they are now: a block may write to a cache, or append to a list.
-                leave(turn, order, weights, _tensors((args, kwargs, result)))
+                try:
+                    return inner(*args, **kwargs)
+                finally:  # also where the caller catches what was raised
+                    leave(turn, order, weights, [])  # what crosses is found in the graph
             finally:
                 opened.pop()
-            return result
 
         return forward
 
@@ -130,21 +141,46 @@ class WholeGraph:
 
         # The compiler counts how often it compiled a code object: another one for each model.
         own = FunctionType(traced.__code__.replace(), traced.__globals__, name, None, traced.__closure__)
-        compiled = torch.compile(own, fullgraph=True, backend=self._backend, **self._settings)
+        backend = crossing_backend(self._compiler, graph_operators.enter, graph_operators.leave)
+        compiled = torch.compile(own, fullgraph=True, backend=backend, **self._settings)
 
         @functools.wraps(inner)
         def forward(*args: Any, **kwargs: Any) -> Any:
             self._opened.clear()  # a trace that failed may have left some
             if torch.is_grad_enabled():
                 refuse_grad(name, "input", (args, kwargs))
-            return compiled(*args, **kwargs)
+            self._running.append(True)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._running.clear()
 
-        return forward
+        # Who compiles what calls the model would have it in his graph, without what this one's backend adds.
+        return uncompiled(forward)
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    """The tensors in containers of any kind that PyTorch knows. Traced."""
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+def _resolved(
+    backend: Backend, mode: str | None, dynamic: bool | None, options: dict[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What compiles graphs by these settings, and what of them is left for `torch.compile`."""
+    settings: dict[str, Any] = {"dynamic": dynamic}
+    if "guard_filter_fn" in options:
+        settings["options"] = {"guard_filter_fn": options.pop("guard_filter_fn")}
+    try:
+        if not (isinstance(backend, str) or callable(backend)):
+            raise TypeError(f"backend={backend!r} is neither a name nor a function")
+        if dynamic not in (None, True, False):
+            raise TypeError(f"dynamic={dynamic!r} is none of None, True and False")
+        if mode is not None and options:
+            raise TypeError("it takes mode= or options=, not both")
+        if backend == "inductor":
+            compiler = torch._TorchCompileInductorWrapper(mode, options, dynamic)
+        else:
+            backend = _in_place if backend == "aot_eager" else backend
+            compiler = torch._TorchCompileWrapper(backend, mode, options, dynamic)
+    except Exception as error:
+        raise StateError(f"compile() was given what torch.compile does not take: {error}") from error
+    return compiler, settings
 
 
 def _in_place(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
