@@ -85,8 +85,8 @@ class GraphTurns:
         if [weight.data_ptr() for weight in weights] != addresses:
             raise ForwardError(
                 f"the compiler copies weights of {name}, which stream: either the backend does not make operators "
-                f"in-place again (inductor, aot_eager and eager do), or something that {name} computes from its weights "
-                f"leaves its forward other than by its arguments and result; call the model without compile()"
+                f"in-place again (inductor, aot_eager and eager do), or it moves a read of them out of their block's turn; "
+                f"give compile() another backend, or attach again without compile()"
             )
 
 

@@ -44,6 +44,8 @@ def check_whole(name: str, ownership: Ownership, roots: bool, options: Mapping[s
             f"compile() makes one graph of a model with PyTorch {VERSION} only, the version it is tested with; this is "
             f"{torch.__version__}: torch.compile(model) compiles its blocks one by one"
         )
+    if not (options is None or isinstance(options, Mapping)):
+        raise StateError(f"compile() was given what torch.compile does not take: options={options!r} is no dictionary")
     if options is not None and options.get("freezing"):
         raise StateError(
             f"{name} cannot be compiled with the option freezing, which makes constants of weights that stream; leave it out"
@@ -187,14 +189,20 @@ def _in_place(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..
     """The backend aot_eager, with the operators in-place: it runs them on copies of all weights otherwise."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._guards import detect_fake_mode
     from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
     from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
     from torch._inductor.fx_utils import FakeTensorUpdater
+    from torch._inductor.virtualized import V
 
-    def compile_graph(traced: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        reinplace_inplaceable_ops(FakeTensorUpdater(traced.graph), traced.graph)
-        decompose_auto_functionalized(traced.graph)
+    def compile_graph(traced: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        with V.set_fake_mode(detect_fake_mode(given)):  # writes to parts of a tensor are rewritten, which looks at shapes
+            reinplace_inplaceable_ops(FakeTensorUpdater(traced.graph), traced.graph)
+            decompose_auto_functionalized(traced.graph)
         traced.recompile()
         return make_boxed_func(traced.forward)
 
     return aot_autograd(fw_compiler=compile_graph, keep_inference_input_mutations=True)(graph, inputs)
+
+
+_in_place.__name__ = "aot_eager"  # in the compiler's errors
