@@ -227,8 +227,9 @@ class Attachment:
 
         The arguments are those of `torch.compile`. The next step is watched and runs uncompiled, with whole blocks; the
         one after it compiles. Forward only. With PyTorch 2.11, NotAvailableError elsewhere and for
-        blocks of tensor subclasses; StateError with Inductor's `freezing`, and in a forward; ForwardError from a step whose graph would
-        read weights out of turn. Calling it again takes the new arguments; detaching undoes it.
+        blocks of tensor subclasses; StateError for arguments that `torch.compile` does not take, with Inductor's `freezing`, and in a
+        forward: nothing was changed. ForwardError from a step whose graph would read weights out of turn. Calling it again takes the
+        new arguments; detaching undoes it.
         """
         from .whole_graph import WholeGraph, check_whole  # needs what this version of PyTorch has
 

@@ -6,7 +6,7 @@
 Neither writes a byte. What they are said to change is what keeps a compiler from moving reads of weights past them:
 
     weights    what an operator in between reads is what `enter` made, so it stays behind it; `leave` changes it again
-    crossing   what the block was given and gave back is computed before `leave`, which reads it
+    crossing   what the block was given, and what it computed that is used later, is computed before `leave`, which reads it
     order      one tensor a model that each of them changes: turns keep their order also where no activation joins them
     turn       the model's number and the unit's, in a tensor: as constants they would be baked into code that is cached
 

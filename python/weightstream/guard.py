@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from threading import get_ident
 from typing import Any, Callable
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 from ._native import check_mapped
 from .errors import StateError
 
-__all__ = ["ManagedParameter", "ParameterGuard", "managed_class"]
+__all__ = ["ManagedParameter", "ParameterGuard", "graph_threads", "managed_class"]
 
 _READING_OPERATORS = (
     "__array__", "__dlpack__", "__float__", "__int__", "__bool__", "__complex__", "__index__", "__format__",
@@ -48,6 +49,11 @@ _IN_PLACE_OPERATORS = (
     "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__setitem__",
 )  # fmt: skip
 _HARMLESS = {"requires_grad_", "detach_", "rename_"}
+
+
+graph_threads: set[int] = set()
+"""Threads in which a graph of a whole model runs. PyTorch asks for the `data` of what operators are given in a graph's first
+run, for its type: a copy of every weight, on the device, would be made for that."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +153,8 @@ def _reading_property(name: str, traced: Callable[..., Any], write: Callable[...
     def read(self: ManagedParameter) -> Any:
         if torch.compiler.is_compiling():
             return traced(self)
+        if name == "data" and get_ident() in graph_threads:
+            return plain(self)
         copy = _elsewhere(self)
         return plain(self if copy is None else copy)
 

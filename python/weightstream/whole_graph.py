@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from types import FunctionType
 from typing import Any, Union
 
@@ -24,6 +25,7 @@ from .errors import ModelError, NotAvailableError, StateError
 from .gradients import refuse_grad
 from .graph_crossing import crossing_backend
 from .graph_operators import GraphTurns
+from .guard import graph_threads
 from .ownership import Block, Ownership
 from .running import Runtime
 from .uncompiled import keep_package_uncompiled, uncompiled
@@ -151,10 +153,13 @@ class WholeGraph:
             self._opened.clear()  # a trace that failed may have left some
             if torch.is_grad_enabled():
                 refuse_grad(name, "input", (args, kwargs))
-            self._running.append(True)
+            thread = get_ident()
             try:
+                self._running.append(True)
+                graph_threads.add(thread)
                 return compiled(*args, **kwargs)
             finally:
+                graph_threads.discard(thread)
                 self._running.clear()
 
         # Who compiles what calls the model would have it in his graph, without what this one's backend adds.
@@ -196,7 +201,9 @@ def _in_place(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..
     from torch._inductor.virtualized import V
 
     def compile_graph(traced: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        with V.set_fake_mode(detect_fake_mode(given)):  # writes to parts of a tensor are rewritten, which looks at shapes
+        with V.set_fake_mode(
+            detect_fake_mode(given)
+        ):  # writes to parts of a tensor are rewritten, which looks at shapes
             reinplace_inplaceable_ops(FakeTensorUpdater(traced.graph), traced.graph)
             decompose_auto_functionalized(traced.graph)
         traced.recompile()
