@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from shared_models import Guided
 
 from weightstream import allocator, offload
 from weightstream.offload.managed import OffloadObject
+from weightstream.step_memory import memory_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -127,6 +130,52 @@ def test_an_allocation_that_would_fail_takes_what_was_preloaded(
         assert torch.equal(model(x), reference(x))
     finally:
         allocator.serve_pressure(on=False)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - torch.cuda.memory_allocated() < 64 * MIB, "nothing of it is kept"
+
+
+def test_what_forwards_allocated_is_given_back_when_memory_is_trimmed(
+    setting: tuple[OffloadObject, Model, Model, torch.Tensor],
+) -> None:
+    managed, *_ = setting
+    memory = memory_of(managed.models["transformer"].group.target)
+
+    def kept_by_the_allocator() -> int:
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+    def allocate(size: int) -> None:
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    before = kept_by_the_allocator()
+    with memory.allocating():
+        used = torch.full((32 * MIB,), 7, dtype=torch.uint8, device="cuda")
+        allocate(512 * MIB)
+        with memory.allocating():  # a model's step in another's
+            allocate(768 * MIB)
+    assert kept_by_the_allocator() >= before + 768 * MIB
+    memory.trim()
+    assert kept_by_the_allocator() < before + 64 * MIB and int(used.min()) == 7
+    with memory.allocating():
+        allocate(512 * MIB)
+        memory.trim()
+        assert kept_by_the_allocator() >= before + 512 * MIB, "it is in use until its step ends"
+    del used
+    assert kept_by_the_allocator() < before + 8 * MIB
+
+    both = threading.Barrier(2, timeout=60)
+
+    def step() -> bool:
+        with memory.allocating():
+            both.wait()
+            allocate(64 * MIB)
+            both.wait()
+        return True
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(lambda _: step(), range(2)))
+    memory.trim()
+    assert kept_by_the_allocator() < before + 8 * MIB
 
 
 @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,6 +13,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import weightstream
+
+
+@pytest.fixture(autouse=True)
+def hooks_as_before() -> Iterator[None]:
+    """PyTorch leaves a hook on everybody's buffers behind when an export fails, at which later graphs break."""
+    hooks = nn.modules.module._global_buffer_registration_hooks
+    before = dict(hooks)
+    yield
+    hooks.clear()
+    hooks.update(before)
 
 
 def fake(model: nn.Module, x: torch.Tensor) -> object:

@@ -21,7 +21,7 @@ import torch
 
 from ._native import Allocations, Preload
 from .errors import BudgetError, DeviceError, StateError
-from .step_memory import allocations_of, memory_of
+from .step_memory import allocations_of, memory_of, release_pools
 
 if TYPE_CHECKING:
     from .running import Runtime
@@ -39,6 +39,8 @@ def serve_allocations(on: bool) -> None:
     """Whether allocations in forwards may ask for room, from the next step on."""
     global _serves  # noqa: PLW0603, a switch of the process
     _serves = on
+    if not on:
+        release_pools()
 
 
 MEASURED: dict[str, Any] = {}

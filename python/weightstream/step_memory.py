@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Union
 
 import torch
@@ -12,7 +14,7 @@ from . import _native
 from ._native import Allocations
 from .devices import Target
 
-__all__ = ["CudaMemory", "EmulatedMemory", "allocations_of", "memory_of"]
+__all__ = ["CudaMemory", "EmulatedMemory", "allocations_of", "memory_of", "release_pools"]
 
 _allocations: weakref.WeakKeyDictionary[Target, Allocations] = weakref.WeakKeyDictionary()
 
@@ -24,8 +26,59 @@ def allocations_of(target: Target) -> Allocations:
     return _allocations[target]
 
 
-_pools: dict[int, tuple[Any, Any]] = {}
-"""By device: the pool, and the functions it calls, which must live as long."""
+class _Pools:
+    """The pools that forwards allocate from: one is used by one thread at a time, as PyTorch wants it."""
+
+    def __init__(self) -> None:
+        self._idle: dict[int, list[Any]] = {}
+        """By device."""
+        self._functions: list[Any] = []
+        """What all pools call to allocate and free, which must live as long as what was allocated."""
+        self._released = 0
+        self._threads = threading.local()
+
+    @contextmanager
+    def use(self, device: torch.device) -> Iterator[None]:
+        """In it, this thread allocates from a pool; also where it does already."""
+        inside: set[int] = self._threads.__dict__.setdefault("devices", set())
+        if device.index in inside:
+            yield
+            return
+        pool, released = self._take(device.index), self._released
+        inside.add(device.index)
+        try:
+            with torch.cuda.use_mem_pool(pool, device):
+                yield
+        finally:
+            inside.discard(device.index)
+            if released == self._released:
+                self._idle.setdefault(device.index, []).append(pool)
+
+    def release(self) -> None:
+        """Gives back what the pools keep and nobody uses, which PyTorch does for a pool of others' only when that is dropped: one
+        in use is when its step ends. What is in use goes back when it is freed."""
+        self._released += 1
+        self._idle.clear()
+
+    def _take(self, index: int) -> Any:
+        try:
+            return self._idle[index].pop()
+        except (KeyError, IndexError):
+            pass
+        if not self._functions:
+            functions = torch.cuda.memory.CUDAPluggableAllocator(
+                _native.__file__, "weightstream_allocate", "weightstream_free"
+            )
+            self._functions.append(functions)
+        return torch.cuda.MemPool(self._functions[0].allocator())
+
+
+_pools = _Pools()
+
+
+def release_pools() -> None:
+    """Gives back what was allocated in forwards and is kept though nobody uses it."""
+    _pools.release()
 
 
 class CudaMemory:
@@ -42,17 +95,12 @@ class CudaMemory:
 
     def trim(self) -> None:
         """Has the allocator give back what it keeps."""
+        release_pools()
         torch.cuda.empty_cache()
 
     def allocating(self) -> AbstractContextManager[None]:
         """In it, this thread allocates from a pool that asks for room before an allocation fails."""
-        index = self._device.index
-        if index not in _pools:
-            functions = torch.cuda.memory.CUDAPluggableAllocator(
-                _native.__file__, "weightstream_allocate", "weightstream_free"
-            )
-            _pools[index] = (torch.cuda.MemPool(functions.allocator()), functions)
-        return torch.cuda.use_mem_pool(_pools[index][0], self._device)
+        return _pools.use(self._device)
 
     def begin(self) -> None:
         """A step begins that is to be measured."""
