@@ -201,9 +201,8 @@ def _in_place(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..
     from torch._inductor.virtualized import V
 
     def compile_graph(traced: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        with V.set_fake_mode(
-            detect_fake_mode(given)
-        ):  # writes to parts of a tensor are rewritten, which looks at shapes
+        # Writes to parts of a tensor are rewritten, which looks at shapes.
+        with V.set_fake_mode(detect_fake_mode(given)):
             reinplace_inplaceable_ops(FakeTensorUpdater(traced.graph), traced.graph)
             decompose_auto_functionalized(traced.graph)
         traced.recompile()

@@ -46,6 +46,8 @@ class Parameters:
     verboseLevel: int = -1
 
 
+_DEFAULT_FOR_NONE = ("pinnedMemory", "quantizationType", "compile", "compile_mode")
+"""Applications pass None on where they were given nothing."""
 _IDS = ("pinnedMemory", "extraModelsToQuantize", "loras", "compile")
 _BESIDE = ("device", "profile_no", "pipe_or_dict_of_modules")
 """Parameters of `profile` and `all` beside these."""
@@ -61,8 +63,9 @@ def read_parameters(given: Mapping[str, Any], ids: Collection[str]) -> Parameter
         if name not in known:
             raise TypeError(f"there is no parameter {name!r}{nearest(name, [*known, *_BESIDE])}")
     read = Parameters(**given)
-    for name in ("pinnedMemory", "compile"):
-        setattr(read, name, False if getattr(read, name) is None else getattr(read, name))
+    for name in _DEFAULT_FOR_NONE:
+        if getattr(read, name) is None:
+            setattr(read, name, getattr(Parameters, name))
     for name in _BOOLS:
         _expect(name, getattr(read, name), isinstance(getattr(read, name), bool), "True or False")
     for name in _IDS:
