@@ -8,6 +8,7 @@ import pytest
 import torch
 from attach_models import (
     MlpBlock,
+    Towered,
     assert_same_state,
     attached,
     host,
@@ -245,6 +246,33 @@ def test_generated_code_passes_the_weights_themselves() -> None:
         weights = call[call.index("[") + 1 : call.index("]")].split(", ")
         assert len(weights) == 6 and all(weight.startswith("arg") for weight in weights), call
     assert "clone" not in code and "copy_(" not in code
+
+
+class Branching(Towered):
+    """Takes a way that depends on what it computes, which no one graph can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y if float(y.sum()) > 0 else -y
+
+
+def test_disabling_gives_back_a_model_that_streams_in_segments() -> None:
+    x = inputs()
+    make = seeded(lambda: Branching([MlpBlock() for _ in range(4)]))
+    model = make()
+    expected = run(make(), x)
+    with attached(model, 0.5, device=host("lazy")) as attachment:
+        attachment.compile(disable=True)
+        attachment.compile(backend="aot_eager")
+        assert same_bits(run(model, x), expected), "watched, uncompiled"
+        for _ in range(2):
+            with pytest.raises(torch._dynamo.exc.Unsupported):
+                run(model, x)
+        attachment.compile(disable=True)
+        for _ in range(3):
+            assert same_bits(run(model, x), expected)
+        assert max(attachment.report()["segments"].values()) > 1
+    assert same_bits(run(model, x), expected)
 
 
 def test_refusals() -> None:

@@ -222,6 +222,7 @@ class Attachment:
         mode: Optional[str] = None,
         dynamic: Optional[bool] = None,
         options: Optional[dict[str, Any]] = None,
+        disable: bool = False,
     ) -> None:
         """Compiles the model in place as one graph, `torch.compile(..., fullgraph=True)` with its weights streaming.
 
@@ -229,15 +230,18 @@ class Attachment:
         one after it compiles. Forward only. With PyTorch 2.11, NotAvailableError elsewhere and for
         blocks of tensor subclasses; StateError for arguments that `torch.compile` does not take, with Inductor's `freezing`, and in a
         forward: nothing was changed. ForwardError from a step whose graph would read weights out of turn. Calling it again takes the
-        new arguments; detaching undoes it.
+        new arguments; `disable=True`, or detaching, undoes it.
         """
-        from .whole_graph import WholeGraph, check_whole  # needs what this version of PyTorch has
-
         name = type(self._model).__name__
         self._runtime.check_process("compile")
         with self._lock:
             if self._leaving:
                 raise StateError("the model is detached; compile the plain model by torch.compile")
+            if disable:
+                self._steps.compile(None)
+                return
+            from .whole_graph import WholeGraph, check_whole  # needs what this version of PyTorch has
+
             blocks = {id(block.module) for block in streaming_blocks(self._ownership)}
             check_whole(name, self._ownership, id(self._model) not in blocks, options)
             self._steps.compile(WholeGraph(name, self._runtime, backend, mode, dynamic, options))

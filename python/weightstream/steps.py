@@ -128,10 +128,10 @@ class ModelSteps:
         finally:
             runtime.closing = False
 
-    def compile(self, whole: WholeGraph) -> None:
-        """Makes the root one graph, once a step was watched with whole blocks."""
+    def compile(self, whole: WholeGraph | None) -> None:
+        """Makes the root one graph, once a step was watched with whole blocks; None undoes it."""
         with self.rearranged("compile()"):
-            self._whole, self._compiled = whole, True
+            self._whole, self._compiled = whole, whole is not None or holds_compiled(self._model) is not None
 
     def before(self) -> None:
         """Raises StateError if a managed tensor was replaced; drops evidence that no longer holds."""
