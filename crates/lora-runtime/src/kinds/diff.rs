@@ -1,6 +1,6 @@
 //! Whole differences to weights, bare parameters and biases.
 
-use super::{Adapter, Cut, Made, Parts, Rule, Shape, mismatch, refuse};
+use super::{Adapter, Cut, Made, Parts, Shape, mismatch, refuse};
 use crate::file::AdapterTensor;
 use crate::key::Role;
 use crate::layers::LayerKind;
@@ -8,16 +8,7 @@ use crate::plan::AdapterKind;
 
 fn made(kind: AdapterKind, tensor: &AdapterTensor) -> Adapter<'_> {
     let parts = Parts::from([(Role::Diff, tensor)]);
-    Adapter {
-        kind,
-        parts,
-        rank: 0,
-        rule: Rule::None,
-        axis: None,
-        cut: Cut::Parts(&[Role::Diff]),
-        series: None,
-        constraint: None,
-    }
+    Adapter::new(kind, parts, Cut::Parts(&[Role::Diff]))
 }
 
 pub(super) fn weight<'a>(diff: &'a AdapterTensor, layer: &Shape) -> Made<Adapter<'a>> {

@@ -1,17 +1,16 @@
 //! Low-rank changes of embeddings as PEFT writes them, both factors transposed: rank by rows, and columns by rank. A magnitude of
 //! theirs is of the columns, and has one number for each.
 
-use super::{Adapter, Cut, Made, Parts, Rule, Shape, matrix, mismatch, need, rank, refuse, take};
+use super::{
+    Adapter, Cut, Made, Parts, Rule, Shape, matrix, mismatch, need, of_embedding, rank, refuse, take,
+};
 use crate::key::Role;
-use crate::layers::LayerKind;
 use crate::plan::AdapterKind;
 
 pub(super) const ROLES: &[Role] = &[Role::EmbeddingA, Role::EmbeddingB];
 
 pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
-    if layer.kind != LayerKind::Embedding {
-        return refuse(format!("it is for an embedding, and the layer is of the kind {}", layer.kind));
-    }
+    of_embedding(layer)?;
     let (a, b) = (need(parts, Role::EmbeddingA, "low-rank")?, need(parts, Role::EmbeddingB, "low-rank")?);
     let ((r, rows), (columns, own)) = (matrix(a)?, matrix(b)?);
     let r = rank(r)?;
@@ -40,14 +39,6 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         }
     }
     let cut = Cut::Never("it changes an embedding");
-    Ok(Adapter {
-        kind: AdapterKind::Lora,
-        parts: take(parts, &[ROLES, &[Role::Magnitude]].concat()),
-        rank: r,
-        rule: Rule::OverRank,
-        axis: magnitude.map(|_| 1),
-        cut,
-        series: None,
-        constraint: None,
-    })
+    let (parts, axis) = (take(parts, &[ROLES, &[Role::Magnitude]].concat()), magnitude.map(|_| 1));
+    Ok(Adapter { rank: r, rule: Rule::OverRank, axis, ..Adapter::new(AdapterKind::Lora, parts, cut) })
 }

@@ -1,15 +1,13 @@
 //! (IA)³: one factor for each input of a layer, or for each output and its bias.
 
-use super::{Adapter, Cut, Made, Parts, Rule, Shape, mismatch, need, refuse, take};
+use super::{Adapter, Cut, Made, Parts, Shape, mismatch, need, no_magnitude, take};
 use crate::key::Role;
 use crate::plan::AdapterKind;
 
 pub(super) const ROLES: &[Role] = &[Role::Scales];
 
 pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
-    if parts.contains_key(&Role::Magnitude) {
-        return refuse("it has factors and a DoRA magnitude, which do not go together");
-    }
+    no_magnitude(parts, "has factors and")?;
     let tensor = need(parts, Role::Scales, "(IA)3")?;
     let (rows, channels) = (layer.rows(), layer.dims.get(1).copied().unwrap_or(1));
     let ones = |rest: &[u64]| rest.iter().all(|n| *n == 1);
@@ -32,14 +30,5 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         Some(1) => Cut::Parts(&[]),
         _ => Cut::Never("its factors are not told apart by row"),
     };
-    Ok(Adapter {
-        kind: AdapterKind::Ia3,
-        parts: take(parts, ROLES),
-        rank: 0,
-        rule: Rule::None,
-        axis,
-        cut,
-        series: None,
-        constraint: None,
-    })
+    Ok(Adapter { axis, ..Adapter::new(AdapterKind::Ia3, take(parts, ROLES), cut) })
 }

@@ -1,7 +1,10 @@
 //! What changes a layer's inputs: PEFT's rotations, in blocks or in the stages of a butterfly, and the low-rank change of `GLoRA`.
 //! Beside them PEFT's rotations of an embedding's vectors, which are written alike.
 
-use super::{Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, matrix, mismatch, refuse, take};
+use super::{
+    Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, matrix, mismatch, no_magnitude,
+    of_embedding, refuse, take,
+};
 use super::{low_rank as plain, need};
 use crate::file::AdapterTensor;
 use crate::key::Role;
@@ -14,9 +17,7 @@ pub(super) const LOW_RANK: &[Role] =
     &[Role::Down, Role::Up, Role::Mid, Role::UpBias, Role::InputUp, Role::InputDown];
 
 pub(super) fn rotations<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
-    if parts.contains_key(&Role::Magnitude) {
-        return refuse("it has a rotation and a DoRA magnitude, which do not go together");
-    }
+    no_magnitude(parts, "has a rotation and")?;
     let (kind, tensor, blocks, size) = match (parts.get(&Role::PackedBlocks), parts.get(&Role::HalfBlocks)) {
         (Some(_), Some(_)) => return refuse("its rotations are there twice, packed and as matrices"),
         (Some(packed), None) => {
@@ -78,26 +79,13 @@ pub(super) fn rotations<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
         _ => Cut::Parts(&[Role::Gain]),
     };
     let rule = if kind == AdapterKind::Oft { Rule::Bound } else { Rule::None };
-    Ok(Adapter {
-        kind,
-        parts: take(parts, ROTATIONS),
-        rank: size,
-        rule,
-        axis: None,
-        cut,
-        series: None,
-        constraint: None,
-    })
+    Ok(Adapter { rank: size, rule, ..Adapter::new(kind, take(parts, ROTATIONS), cut) })
 }
 
 /// Rotations of blocks of an embedding's vectors.
 pub(super) fn vectors<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
-    if layer.kind != LayerKind::Embedding {
-        return refuse(format!("it is for an embedding, and the layer is of the kind {}", layer.kind));
-    }
-    if parts.contains_key(&Role::Magnitude) {
-        return refuse("it has a rotation and a DoRA magnitude, which do not go together");
-    }
+    of_embedding(layer)?;
+    no_magnitude(parts, "has a rotation and")?;
     let tensor = need(parts, Role::EmbeddingBlocks, "OFT")?;
     let (blocks, size) = unpacked(tensor)?;
     sized(tensor, size)?;
@@ -106,16 +94,8 @@ pub(super) fn vectors<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>>
     if blocks.checked_mul(size) != Some(columns) && !(blocks == 1 && columns.is_multiple_of(size)) {
         return mismatch(tensor, &[columns / size, size * (size - 1) / 2], layer);
     }
-    Ok(Adapter {
-        kind: AdapterKind::OftVectors,
-        parts: take(parts, VECTORS),
-        rank: size,
-        rule: Rule::None,
-        axis: None,
-        cut: Cut::Never("it changes an embedding"),
-        series: None,
-        constraint: None,
-    })
+    let cut = Cut::Never("it changes an embedding");
+    Ok(Adapter { rank: size, ..Adapter::new(AdapterKind::OftVectors, take(parts, VECTORS), cut) })
 }
 
 /// How many blocks a tensor of packed ones holds, and the rows of each.
@@ -148,9 +128,7 @@ fn no_blocks<T>(tensor: &AdapterTensor) -> Made<T> {
 
 /// A low-rank product, and a low-rank change of the inputs.
 pub(super) fn low_rank<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
-    if parts.contains_key(&Role::Magnitude) {
-        return refuse("it is GLoRA with a DoRA magnitude, which do not go together");
-    }
+    no_magnitude(parts, "is GLoRA with")?;
     let made = plain::make(parts, layer)?;
     let (up, down) = (need(parts, Role::InputUp, "GLoRA")?, need(parts, Role::InputDown, "GLoRA")?);
     let channels = layer.dims.get(1).copied().unwrap_or(1);

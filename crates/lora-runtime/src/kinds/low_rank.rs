@@ -50,16 +50,8 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         ),
     };
     let roles = [ROLES, &[Role::Magnitude]].concat();
-    Ok(Adapter {
-        kind: AdapterKind::Lora,
-        parts: take(parts, &roles),
-        rank: r,
-        rule: Rule::OverRank,
-        axis,
-        cut,
-        series: None,
-        constraint: None,
-    })
+    let parts = take(parts, &roles);
+    Ok(Adapter { rank: r, rule: Rule::OverRank, axis, ..Adapter::new(AdapterKind::Lora, parts, cut) })
 }
 
 /// The lower factor without a core: rank, then what a row of the weight is.

@@ -97,7 +97,12 @@ pub(crate) struct Adapter<'a> {
     pub(crate) constraint: Option<f64>,
 }
 
-impl Adapter<'_> {
+impl<'a> Adapter<'a> {
+    /// One with neither rank, scale nor axis, and nothing that a configuration says.
+    fn new(kind: AdapterKind, parts: Parts<'a>, cut: Cut) -> Self {
+        Self { kind, parts, rank: 0, rule: Rule::None, axis: None, cut, series: None, constraint: None }
+    }
+
     /// Whether it changes what the layer is given, so that it cannot be for some of its outputs alone.
     pub(crate) fn changes_inputs(&self) -> bool {
         self.kind.is_of_inputs() || self.kind == AdapterKind::Ia3 && self.axis == Some(1)
@@ -250,6 +255,22 @@ pub(crate) fn magnitude_axis(parts: &Parts<'_>, layer: &Shape) -> Made<Option<u8
         Some(axis) => Ok(Some(axis)),
         None => mismatch(tensor, &[rows, 1], layer),
     }
+}
+
+/// Whether there is no `DoRA` magnitude, which does not go with what else `it` says of the adapter.
+fn no_magnitude(parts: &Parts<'_>, it: &str) -> Made<()> {
+    if parts.contains_key(&Role::Magnitude) {
+        return refuse(format!("it {it} a DoRA magnitude, which do not go together"));
+    }
+    Ok(())
+}
+
+/// Whether the layer is an embedding, as what is written for one needs.
+fn of_embedding(layer: &Shape) -> Made<()> {
+    if layer.kind != LayerKind::Embedding {
+        return refuse(format!("it is for an embedding, and the layer is of the kind {}", layer.kind));
+    }
+    Ok(())
 }
 
 /// Whether a butterfly has this many stages: each pairs halves of blocks that lie twice as far apart.

@@ -66,16 +66,8 @@ pub(super) fn hadamard<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>
         _ => Cut::Parts(&[Role::HadaW1A, Role::HadaW2A, Role::Magnitude]),
     };
     let parts = take(parts, &[HADAMARD, &[Role::Magnitude]].concat());
-    Ok(Adapter {
-        kind: AdapterKind::Loha,
-        parts,
-        rank: ranks[0],
-        rule: Rule::OverRank,
-        axis,
-        cut,
-        series: None,
-        constraint: None,
-    })
+    let (rank, rule) = (ranks[0], Rule::OverRank);
+    Ok(Adapter { rank, rule, axis, ..Adapter::new(AdapterKind::Loha, parts, cut) })
 }
 
 pub(super) fn kronecker<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
@@ -105,16 +97,8 @@ pub(super) fn kronecker<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a
     let rule = if r.is_some() { Rule::OverRank } else { Rule::One };
     let cut = if axis == Some(1) { COLUMN_MAGNITUDE } else { Cut::Product };
     let parts = take(parts, &[KRONECKER, &[Role::Magnitude]].concat());
-    Ok(Adapter {
-        kind: AdapterKind::Lokr,
-        parts,
-        rank: r.unwrap_or(0),
-        rule,
-        axis,
-        cut,
-        series: None,
-        constraint: None,
-    })
+    let rank = r.unwrap_or(0);
+    Ok(Adapter { rank, rule, axis, ..Adapter::new(AdapterKind::Lokr, parts, cut) })
 }
 
 struct Factor<'a> {

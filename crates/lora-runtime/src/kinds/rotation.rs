@@ -1,6 +1,6 @@
 //! OFT and BOFT as `LyCORIS` has them: outputs are rotated in blocks, once or in the stages of a butterfly.
 
-use super::{Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, need, refuse, take};
+use super::{Adapter, Cut, MAX_BLOCK, Made, Parts, Rule, Shape, butterfly, need, no_magnitude, refuse, take};
 use crate::key::Role;
 use crate::plan::AdapterKind;
 
@@ -10,9 +10,7 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
     if parts.contains_key(&Role::Blocks) && parts.contains_key(&Role::Rotations) {
         return refuse("its rotations are there twice, as blocks and as they are");
     }
-    if parts.contains_key(&Role::Magnitude) {
-        return refuse("it has a rotation and a DoRA magnitude, which do not go together");
-    }
+    no_magnitude(parts, "has a rotation and")?;
     let tensor = match parts.get(&Role::Rotations) {
         Some(tensor) => *tensor,
         None => need(parts, Role::Blocks, "OFT")?,
@@ -46,14 +44,5 @@ pub(super) fn make<'a>(parts: &Parts<'a>, layer: &Shape) -> Made<Adapter<'a>> {
         }
     }
     let cut = Cut::Never("it rotates the outputs of the fused layer together");
-    Ok(Adapter {
-        kind,
-        parts: take(parts, ROLES),
-        rank: size,
-        rule: Rule::Bound,
-        axis: None,
-        cut,
-        series: None,
-        constraint: None,
-    })
+    Ok(Adapter { rank: size, rule: Rule::Bound, ..Adapter::new(kind, take(parts, ROLES), cut) })
 }
