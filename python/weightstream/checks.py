@@ -12,8 +12,9 @@ from .spans import inner_tensors, tensor_bytes
 __all__ = ["MARK", "OFFLOAD_MARK", "check_model"]
 
 MARK = "_weightstream"
-OFFLOAD_MARK = "_weightstream_dynamic_offload"
 """The attribute that every module of an attached model carries: its Attachment."""
+OFFLOAD_MARK = "_weightstream_dynamic_offload"
+"""The attribute that a module carries which `enable_offload` was called on: what was applied."""
 
 _OFFLOADING = ("offload", "layerwise_casting")
 """Parts of the names under which diffusers registers hooks that move or cast weights."""

@@ -10,7 +10,6 @@ the step, so it is asked for here instead, in place, as `nn.Module.compile` does
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from types import FunctionType
@@ -52,8 +51,7 @@ def check_whole(name: str, ownership: Ownership, roots: bool, options: Mapping[s
         raise StateError(
             f"{name} cannot be compiled with the option freezing, which makes constants of weights that stream; leave it out"
         )
-    if sys.modules.get("torch._inductor.config") is not None:
-        refuse_freezing(name)
+    refuse_freezing(name)
     if not roots:
         raise ModelError(
             f"{name} is itself a block that streams: attach the model it is a block of to compile that as one graph"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import WeightsError
-from .layers import AdaptedLayer
 from .filters import FilterRotationTerm, VectorRotationTerm
 from .inputs import FactorTerm, InputFactorTerm, InputLowRankTerm, InputRotationTerm
+from .layers import AdaptedLayer
 from .rotations import input_stages, output_stages
 from .strengths import Strengths
 from .terms import FullTerm, HadamardTerm, KroneckerTerm, RotationTerm, Term

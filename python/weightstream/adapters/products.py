@@ -207,12 +207,13 @@ class ConvolutionAdapters(_ProductAdapters):
         like = self._like(outputs)
         deltas = [term.delta(like) for term in self.live_terms(BESIDE)]
         filters = [term for term in self.live_terms(INPUTS) if term.by_weight]
-        if filters:  # of its own outputs too, which others change
-            weight = numbers()
-            outputs = self._with(module, outputs, inputs, None, [term.delta(weight) for term in filters])
         turned = list(self.live_terms(OUTPUTS))
-        deltas += [term.delta(numbers()) for term in turned if term.by_weight]
+        across = [term for term in turned if term.by_weight]
         turned = [term for term in turned if not term.by_weight]
+        weight = numbers() if filters or across else like
+        if filters:  # of its own outputs too, which others change
+            outputs = self._with(module, outputs, inputs, None, [term.delta(weight) for term in filters])
+        deltas += [term.delta(weight) for term in across]
         if turned:
             bias = module._parameters.get("bias")
             own = outputs if bias is None else outputs - self._by_channel(bias.to(outputs.dtype))

@@ -16,7 +16,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-__all__ = ["Pattern", "Strengths", "is_recorded"]
+__all__ = ["LARGEST", "Pattern", "Strengths", "is_recorded"]
 
 LARGEST = 3.4028234663852886e38
 """Of float32, in which multipliers are kept."""

@@ -47,7 +47,7 @@ def components_of(pipe: Any) -> dict[str, nn.Module]:
             f"dictionary of models by id; offload.extract_models finds models in other objects"
         )
     ignored = getattr(pipe, IGNORED, None) or ()
-    if not isinstance(ignored, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in ignored):
+    if not _are_names(ignored):
         raise ModelError(f"{IGNORED} is {ignored!r}: it is a list of model ids")
     found: dict[str, nn.Module] = {}
     for name, model in entries.items():
@@ -138,9 +138,13 @@ def _texts(module: nn.Module, name: str, hint: str) -> list[str]:
     if given is None:
         return []
     names = [given] if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple, set, frozenset)) or not all(isinstance(one, str) for one in names):
+    if not _are_names(names):
         raise ModelError(f"{hint} of {name} is {given!r}: it is a list of names")
     return list(names)
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in given)
 
 
 def _dtype(model: nn.Module, name: str, hint: str) -> Optional[torch.dtype]:

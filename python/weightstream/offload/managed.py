@@ -125,19 +125,20 @@ class OffloadObject:
         if bytes is not None and (not isinstance(bytes, Integral) or isinstance(bytes, bool) or bytes < 0):
             raise TypeError(f"bytes is {bytes!r}; give a number of bytes from 0 up, or None for all of it")
         left, freed = _ALL if bytes is None else min(int(bytes), _ALL), 0
-        for managed in self._idle_first():
+        for managed in self._in_order_of_giving():
             attachment = managed.attachment
             preloading = None if attachment is None else attachment._runtime.preloading
             if preloading is not None and freed < left:
                 freed += preloading.release(left - freed)
         return freed
 
-    def _idle_first(self) -> list[ManagedModel]:
-        runs = {
-            name: managed.attachment and bool(managed.attachment._runtime.open) for name, managed in self.models.items()
-        }
-        models = [self.models[name] for name in sorted(self.models, key=lambda name: bool(runs[name]))]
-        return [*self.shared.values(), *models]
+    def _in_order_of_giving(self) -> list[ManagedModel]:
+        """What models share, then those that are idle, then those that run."""
+
+        def runs(managed: ManagedModel) -> bool:
+            return managed.attachment is not None and bool(managed.attachment._runtime.open)
+
+        return [*self.shared.values(), *sorted(self.models.values(), key=runs)]
 
     def loaded(self) -> list[str]:
         """The ids of the models that are on their device now."""
