@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +32,15 @@ def cuts_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     except ImportError:  # the pure tests run without the native module
         return
     monkeypatch.setattr(ModelSteps, "everywhere", True)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """PyTorch's compiler knows nothing when the test begins, and nothing of it afterwards."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from pipeline_models import Model
+from pipeline_models import Fuse, Model
 from torch import Tensor, nn
 
 WIDTH = 64
@@ -166,6 +168,21 @@ def made(build: Callable[[], tuple[Models, str]]) -> tuple[Models, Models, Tenso
 def check(models: Models, references: Models, x: Tensor, *names: str) -> None:
     for name in names or models:
         assert torch.equal(models[name](x), references[name](x)), name
+
+
+def fail_somewhere(models: Models, references: Models, x: Tensor, draw: random.Random) -> None:
+    """Runs all of them with an error at a random place, and tells the references what this left in buffers."""
+    Fuse.calls, Fuse.at = 0, draw.randint(1, 9)
+    Fuse.error = draw.choice([ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
+    try:
+        with pytest.raises(Fuse.error), torch.no_grad():
+            for model in models.values():
+                model(x)
+    finally:
+        Fuse.at = None
+    for name, model in models.items():
+        for mine, theirs in zip(references[name].buffers(), model.buffers()):
+            mine.copy_(theirs)
 
 
 def held(managed: Any) -> int:

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from attach_models import host, run, same_bits, weight_bytes
-from lora_models import KINDS, Adapter, Model, adapter, assert_close, inputs, merged, model, whole_differences
+from lora_models import KINDS, Adapter, adapter, assert_close, inputs, merged, model, whole_differences
+from torch import nn
 
 import weightstream
 from weightstream import BudgetError, offload
 
+SHARES = (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 3.0)
+"""Of the weights, that are tried as budgets."""
 BASES = ("f32", "bf16", "fp8", "int8", "gguf")
 
 
 @contextlib.contextmanager
-def loaded(made: Model, where: str, paths: list[str], multipliers: list[Any]) -> Iterator[None]:
+def loaded(
+    made: nn.Module, where: str, paths: list[str], multipliers: list[Any], shares: Sequence[float] = SHARES
+) -> Iterator[None]:
     """The model with adapters: in CPU memory, or on an emulated device with the smallest budget that they fit in."""
     if where == "resident":
         assert offload.load_loras_into_model(made, paths, multipliers) == paths, made._loras_errors
         yield
         return
-    for share in (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 3.0):
+    for share in shares:
         try:
             attachment = weightstream.attach(made, device=host(), budget=int(weight_bytes(made) * share))
             assert offload.load_loras_into_model(made, paths, multipliers) == paths, made._loras_errors

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from attach_models import host, run, same_bits, weight_bytes
+from attach_models import run, same_bits
 from lora_models import assert_close
 from offload_files import write
 from quant_files import int8_parts, only
 from safetensors import safe_open
+from test_lora_kinds import loaded
 from torch import Tensor, nn
 
-import weightstream
-from weightstream import BudgetError, offload
+from weightstream import offload
 from weightstream.compiled import COMPILES
 from weightstream.quant import QuantConv2d, QuantEmbedding, QuantLinear
 
 peft = pytest.importorskip("peft")
 BLOCKS = 3
+SHARES = (0.5, 0.7, 1.0, 1.5, 2.5, 5, 9)
+"""Of the weights, that are tried as budgets."""
 
 
 class Block(nn.Module):
@@ -144,26 +146,6 @@ def between(plain: Net, merged: Net, multiplier: float, path: str) -> Net:
     return made
 
 
-def loaded(made: Net, where: str, paths: list[str], multipliers: Any) -> Iterator[None]:
-    if where == "resident":
-        assert offload.load_loras_into_model(made, paths, multipliers) == paths, made._loras_errors
-        yield
-        return
-    for share in (0.5, 0.7, 1.0, 1.5, 2.5, 5, 9):
-        attachment = None
-        try:
-            attachment = weightstream.attach(made, device=host(), budget=int(weight_bytes(made) * share))
-            assert offload.load_loras_into_model(made, paths, multipliers) == paths, made._loras_errors
-        except BudgetError:
-            if attachment is not None:
-                attachment.detach()
-            continue
-        with attachment:
-            yield
-        return
-    raise AssertionError("no budget was enough")
-
-
 @pytest.mark.parametrize("where", ["resident", "streamed"])
 @pytest.mark.parametrize("base", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -171,7 +153,7 @@ def test_what_peft_merges_is_computed(kind: str, base: str, where: str, tmp_path
     made, x = net(base), inputs()
     plain = run(made, x)
     path, merged, reference = trained(kind, made, tmp_path)
-    for _ in loaded(made, where, [path], [[1.0, 0.4, 0.0, 1.0]]):
+    with loaded(made, where, [path], [[1.0, 0.4, 0.0, 1.0]], SHARES):
         for step in (0, 0, 1, 2, 3):
             offload.set_step_no_for_lora(made, step)
             multiplier = (1.0, 0.4, 0.0, 1.0)[step]

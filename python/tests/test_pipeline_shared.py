@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_models import Fuse, Model, device, set_up
+from pipeline_models import Model, device, set_up
 from shared_models import (
     CASES,
     WIDTH,
@@ -18,6 +18,7 @@ from shared_models import (
     blocks_of_both,
     check,
     encoder_of_two,
+    fail_somewhere,
     held,
     layers_in_blocks,
     made,
@@ -184,22 +185,11 @@ def test_a_model_inside_another_keeps_its_id_its_budget_and_runs_in_it() -> None
 def test_an_error_anywhere_leaves_all_of_them_right(build: Any) -> None:
     models, references, x = made(build)
     draw = random.Random(3)
-    names = list(models)
     with set_up(models, budgets=0.2, coTenantsMap={}) as managed:
         check(models, references, x)
         in_use: list[int] = []
         for _ in range(25):
-            Fuse.calls, Fuse.at = 0, draw.randint(1, 9)
-            Fuse.error = draw.choice([ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
-            try:
-                with pytest.raises(Fuse.error), torch.no_grad():
-                    for name in names:
-                        models[name](x)
-            finally:
-                Fuse.at = None
-            for name, model in models.items():
-                for mine, theirs in zip(references[name].buffers(), model.buffers()):
-                    mine.copy_(theirs)
+            fail_somewhere(models, references, x, draw)
             check(models, references, x)
             in_use.append(held(managed))
         # A ring that was larger once may stay so.

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_models import Fuse, Model, device, set_up
+from pipeline_models import Model, device, set_up
 from preloading_models import Allocated
-from shared_models import CASES, WIDTH, check, encoder_of_two, held, made, model_in_another
+from shared_models import CASES, WIDTH, check, encoder_of_two, fail_somewhere, held, made, model_in_another
 
 from weightstream import DeviceError, allocator, preloading
 from weightstream.offload.managed import ManagedModel, OffloadObject
@@ -201,17 +201,7 @@ def test_errors_in_steps_leave_all_of_it_right() -> None:
     draw = random.Random(3)
     with set_up(models, budgets=0.15, coTenantsMap={}, autoPreload=True, device=device("1MiB")) as managed:
         for _ in range(20):
-            Fuse.calls, Fuse.at = 0, draw.randint(1, 9)
-            Fuse.error = draw.choice([ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
-            try:
-                with pytest.raises(Fuse.error), torch.no_grad():
-                    for name in models:
-                        models[name](x)
-            finally:
-                Fuse.at = None
-            for name, model in models.items():
-                for mine, theirs in zip(references[name].buffers(), model.buffers()):
-                    mine.copy_(theirs)
+            fail_somewhere(models, references, x, draw)
             check(models, references, x)
         assert held(managed) > 0
 

@@ -20,13 +20,24 @@ from attach_models import (
     transformer,
 )
 from torch import nn
-from whole_models import MODELS, Alone, Hiding, HidingProduct, Indexed, Revealing, Skipping, compiled_resident, seeded
+from whole_models import (
+    MODELS,
+    ONE_GRAPH,
+    Alone,
+    Hiding,
+    HidingProduct,
+    Indexed,
+    Revealing,
+    Skipping,
+    compiled_resident,
+    fresh,
+    graphs,
+    seeded,
+)
 
 import weightstream
 
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"
-)
+pytestmark = ONE_GRAPH
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
 HARD = ["tied", "twice", "skipping", "late_views"]
@@ -34,24 +45,12 @@ HARD = ["tied", "twice", "skipping", "late_views"]
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
+def no_stored_code() -> Iterator[None]:
+    """Code that an older lowering made would be tested."""
     import torch._inductor.config
 
-    fresh()
-    with torch._inductor.config.patch(force_disable_caches=True):  # code that an older lowering made would be tested
+    with torch._inductor.config.patch(force_disable_caches=True):
         yield
-    torch._dynamo.reset()
-
-
-def fresh() -> None:
-    """A compiler that knows nothing."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
-def graphs() -> int:
-    """How many graphs the compiler made."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.parametrize(

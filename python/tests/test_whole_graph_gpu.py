@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from attach_models import AttentionBlock, MlpBlock, Towered, assert_same_state, run, same_bits, snapshot, weight_bytes
 from torch import nn
+from whole_models import ONE_GRAPH
 
 import weightstream
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device that torch can use"),
-    pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"),
+    *ONE_GRAPH,
 ]
 
 DIM = 1024
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def model(kind: type[nn.Module]) -> Towered:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from attach_models import MlpBlock, Towered, host, mlp, run, same_bits, transformer, weight_bytes
+from attach_models import MlpBlock, Towered, host, mlp, run, same_bits, transformer
 from attach_models import inputs as small_inputs
 from lora_models import adapter, inputs, model
 from pipeline_models import device, set_up
-from torch import nn
+from whole_models import ONE_GRAPH, stored
 
 import weightstream
 from weightstream import offload
 
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"
-)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def stored(made: nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    return weight_bytes(made) + sum(buffer.nbytes for buffer in made.buffers())
+pytestmark = ONE_GRAPH
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from attach_models import attached, host, inputs, mlp, run, same_bits
 from torch import nn
-from whole_models import MODELS, Revealing, compiled_resident, seeded
+from whole_models import MODELS, ONE_GRAPH, Revealing, compiled_resident, seeded
 
 import weightstream
 
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"
-)
+pytestmark = ONE_GRAPH
 
 ENTER = "(Tensor turn, Tensor(a!) order, Tensor(b!)[] weights) -> ()"
 LEAVE = "(Tensor turn, Tensor(a!) order, Tensor(b!)[] weights, Tensor[] crossing) -> ()"
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def promising(monkeypatch: pytest.MonkeyPatch, name: str, enter: str, leave: str) -> torch.library.Library:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,38 +14,18 @@ from lora_models import inputs as lora_inputs
 from lora_models import model as lora_model
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from whole_models import seeded
+from whole_models import ONE_GRAPH, graphs, seeded, stored
 
 import weightstream
 from weightstream import offload
 
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"
-)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    """How many graphs the compiler made."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+pytestmark = ONE_GRAPH
 
 
 def all_same(left: Any, right: Any) -> bool:
     """Whether two results hold tensors of the same bits."""
     pairs = list(zip(tree_leaves(left), tree_leaves(right)))
     return len(pairs) > 0 and all(same_bits(*pair) for pair in pairs)
-
-
-def stored(model: nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def follows(make: Callable[[], nn.Module], *calls: dict[str, Any], share: float = 0.75) -> None:

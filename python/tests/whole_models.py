@@ -4,10 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from attach_models import DIM, AttentionBlock, MlpBlock, Towered, mlp, run
 from torch import nn
 from torch.nn import functional as F
+
+
+ONE_GRAPH = [
+    pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="one graph is offered with PyTorch 2.11 only"),
+    pytest.mark.usefixtures("fresh_compiler"),
+]
+"""Marks of tests of one graph."""
+
+
+def fresh() -> None:
+    """A compiler that knows nothing."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def graphs() -> int:
+    """How many graphs the compiler made."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def stored(model: nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 class Tied(Towered):
